@@ -1,0 +1,132 @@
+// ZeroOptimizer: a torch::optim::Optimizer whose work and state are partitioned over data-parallel ranks.
+//
+//   auto opt = zero::wrap<torch::optim::AdamW>(model->parameters(), torch::optim::AdamWOptions(3e-4),
+//                                              zero::Options(zero::make_communicator()));
+//
+// The training loop stays as it is: backward, clip, step, zero_grad.
+#pragma once
+
+#include <torch/optim/optimizer.h>
+
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "zero/export.h"
+#include "zero/options.h"
+#include "zero/report.h"
+
+namespace zero {
+
+/// Partitions a torch::optim optimizer over the ranks of a communicator.
+///
+/// Stage 0 and 1 send 2Ψ(N−1)/N elements per rank and step for Ψ (padded) parameters: gradients are reduce-scattered, then either
+/// the averages (stage 0) or the updated parameters (stage 1) are all-gathered. Both give the same bits.
+///
+/// What a reader of p.grad() sees between backward() and step() is this rank's own gradient (as without us); the average lives
+/// inside the step. Use zero::clip_grad_norm_ and grad_norm(), which are over the average, instead of
+/// torch::nn::utils::clip_grad_norm_.
+///
+/// Memory: from the first gradient on, gradients live in buffers that this object owns (one copy; p.grad() is a tensor over
+/// them). At stage 1 a parameter that owns its whole storage is moved, storage and all, into memory that peers can read: tensors
+/// that share the storage stay right, raw pointers taken before the first step (or attach) don't.
+///
+/// Threads: step() and construction are collective; call them from one thread, in the same order on every rank.
+class ZERO_API ZeroOptimizer : public torch::optim::Optimizer {
+ public:
+  /// Use zero::wrap. Takes over `inner`: its class, groups, options and state.
+  /// Collective if options.comm() is defined. @throws c10::Error on every rank if ranks or arguments don't fit.
+  ZeroOptimizer(std::unique_ptr<torch::optim::Optimizer> inner, const Options& options);
+  ~ZeroOptimizer() override;  ///< never communicates; parameters, and gradients that are there, stay usable
+  ZeroOptimizer(ZeroOptimizer&&) noexcept;
+  ZeroOptimizer& operator=(ZeroOptimizer&&) noexcept;
+
+  /// Collective. Gives an optimizer that was built without a communicator its ranks: checks that they agree, and broadcasts
+  /// parameters as Options say.
+  void attach(const Communicator& comm);
+
+  /// Collective. One optimizer step on the average of the ranks' gradients. With a closure: evaluates it once, gradients enabled,
+  /// first; returns its (local) loss.
+  torch::Tensor step(LossClosure closure = nullptr) override;
+
+  /// Collective. 2-norm over all parameters of the average of the ranks' gradients; the same on every rank.
+  double grad_norm();
+
+  /// What the last step did.
+  const StepReport& last_step() const;
+
+  /// Bytes this rank keeps now, from the tensors themselves.
+  Memory memory() const;
+  /// The same by formula, for a model of these groups at `stage` over `world_size` ranks after the first step.
+  Memory memory_plan(Stage stage, int world_size) const;
+  Memory memory_plan() const;  ///< for this optimizer as it is
+
+  /// Padded number of elements that one reduction moves (Ψ′): what the bytes-sent formula is about.
+  std::int64_t padded_numel() const;
+
+  Stage stage() const;
+  const Communicator& comm() const;
+
+  /// The wrapped class's name, e.g. "AdamW".
+  const std::string& wrapped_name() const;
+
+  /// Archives have the wrapped class's own layout. At stage 0 and in a world of one, where this rank has the whole state.
+  /// @throws c10::Error at stage 1 with more ranks: sharded checkpoints are not there yet.
+  void save(torch::serialize::OutputArchive& archive) const override;
+  /// Reads an archive of the wrapped class, at any stage and world size; every rank reads the whole archive and keeps its part.
+  void load(torch::serialize::InputArchive& archive) override;
+
+  struct Impl;  ///< src/core/optimizer_impl.h
+  Impl& impl() { return *impl_; }
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Collective. As torch::nn::utils::clip_grad_norm_ with the 2-norm over all parameters of `optimizer`, on the average of the
+/// ranks' gradients. The factor min(1, max_norm / (norm + 1e-6)) takes effect inside the next step(), in the pass that
+/// reads the gradients. Returns the norm before clipping, the same on every rank.
+ZERO_API double clip_grad_norm_(ZeroOptimizer& optimizer, double max_norm);
+
+/// Type-erased: for programs with an optimizer factory.
+ZERO_API ZeroOptimizer wrap(std::unique_ptr<torch::optim::Optimizer> inner, const Options& options);
+
+namespace detail {
+
+/// Collective with the other ranks' construction: all throw `why`.
+[[noreturn]] ZERO_API void refuse_together(const Options& options, const std::string& why);
+
+template <typename T, typename... Args>
+ZeroOptimizer build(const Options& options, Args&&... args) {
+  std::unique_ptr<torch::optim::Optimizer> inner;
+  try {
+    inner = std::make_unique<T>(std::forward<Args>(args)...);
+  } catch (const c10::Error& e) {  // LibTorch refused on this rank; nobody else may wait for it
+    refuse_together(options, e.what_without_backtrace());
+  }
+  return wrap(std::move(inner), options);
+}
+
+}  // namespace detail
+
+/// Builds a `T` from its own arguments and wraps it: parameters or groups, then T's options or a learning rate, then ours.
+/// Without ours: a world of one, or all ranks of the MPI job (make_communicator()), at stage 1.
+template <typename T, typename Params, typename TOptions,
+          typename = std::enable_if_t<!std::is_convertible_v<std::decay_t<TOptions>, Options>>>
+ZeroOptimizer wrap(Params&& params, TOptions&& torch_options, const Options& options = Options(make_communicator())) {
+  return detail::build<T>(options, std::forward<Params>(params), std::forward<TOptions>(torch_options));
+}
+template <typename T, typename Params>
+ZeroOptimizer wrap(Params&& params, const Options& options = Options(make_communicator())) {
+  return detail::build<T>(options, std::forward<Params>(params));
+}
+/// A braced list of tensors: wrap<torch::optim::SGD>({w, b}, 0.1, options).
+template <typename T, typename TOptions>
+ZeroOptimizer wrap(std::initializer_list<at::Tensor> params, TOptions&& torch_options,
+                   const Options& options = Options(make_communicator())) {
+  return detail::build<T>(options, std::vector<at::Tensor>(params), std::forward<TOptions>(torch_options));
+}
+
+}  // namespace zero

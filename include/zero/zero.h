@@ -1,0 +1,8 @@
+// Everything that a trainer needs. (zero/mpi.h, which includes mpi.h, is apart.)
+#pragma once
+
+#include "zero/communicator.h"
+#include "zero/optimizer.h"
+#include "zero/options.h"
+#include "zero/report.h"
+#include "zero/thread.h"

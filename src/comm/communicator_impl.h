@@ -1,0 +1,42 @@
+// What a backend provides: the collectives on raw memory. `Communicator` checks tensors and forwards here, so an implementation
+// may rely on valid arguments. Implemented by NodeImpl (threads of a process, processes of a node) and ClusterImpl (nodes).
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "src/comm/call.h"
+#include "zero/communicator.h"
+
+namespace zero {
+
+class CommunicatorImpl {
+ public:
+  virtual ~CommunicatorImpl() = default;
+
+  virtual const char* backend() const = 0;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual int local_size() const = 0;
+  virtual int nodes() const = 0;
+
+  /// output may be this rank's slice of input; else they don't overlap. So for shard and full.
+  virtual void reduce_scatter(Call call, const void* input, void* output) = 0;
+  virtual void all_gather(Call call, const void* shard, void* full) = 0;
+  virtual void all_reduce(Call call, void* data) = 0;
+  virtual void broadcast(Call call, void* data) = 0;
+  virtual std::vector<std::string> exchange(Call call, const std::string& mine) = 0;
+  virtual std::shared_ptr<Buffer::Impl> allocate(Call call) = 0;
+  /// Op::split or Op::duplicate. May be null (negative color).
+  virtual std::shared_ptr<CommunicatorImpl> split(Call call, int color, int key) = 0;
+  /// Takes part in the collective that this rank cannot do, and throws `message` on every rank.
+  [[noreturn]] virtual void refuse(const std::string& message) = 0;
+
+  virtual void fail(const std::string& why) = 0;
+  virtual void set_wait_policy(const WaitPolicy& policy) = 0;
+  virtual WaitPolicy wait_policy() const = 0;
+  virtual Traffic traffic() const = 0;
+};
+
+}  // namespace zero

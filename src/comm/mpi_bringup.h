@@ -1,0 +1,36 @@
+// From an MPI communicator to ours: who shares a node, a control block for each node, and the implementation that fits.
+#pragma once
+
+#include <mpi.h>
+
+#include <memory>
+#include <vector>
+
+#include "src/comm/mpi_support.h"
+#include "src/comm/node_impl.h"
+
+namespace zero {
+
+/// Collective. Takes `comm` over.
+std::shared_ptr<CommunicatorImpl> bring_up(MPI_Comm comm, const WaitPolicy& policy);
+
+/// Collective. As MPI_Comm_split; null for a negative color.
+std::shared_ptr<CommunicatorImpl> split_mpi(MPI_Comm comm, int color, int key, const WaitPolicy& policy);
+
+/// All ranks are processes of one node: MPI only makes and splits it.
+class MpiNodeImpl final : public NodeImpl {
+ public:
+  MpiNodeImpl(int rank, Team::Setup setup, std::shared_ptr<OwnedComm> comm)
+      : NodeImpl(rank, std::move(setup)), comm_(std::move(comm)) {}
+
+ protected:
+  std::shared_ptr<CommunicatorImpl> form(const std::vector<int>& /*members*/, int color, int key) override {
+    return split_mpi(comm_->get(), color, key, wait_policy());
+  }
+  void spread_failure(int /*origin*/, const std::string& /*why*/) override { note_mpi_failure(); }
+
+ private:
+  std::shared_ptr<OwnedComm> comm_;
+};
+
+}  // namespace zero

@@ -1,0 +1,14 @@
+// Stands in for mpi.cpp in a build without MPI.
+#include "src/comm/launch.h"
+#include "src/core/check.h"
+#include "zero/communicator.h"
+
+namespace zero {
+
+Communicator make_communicator() {
+  ZERO_CHECK(launched_ranks() <= 1, "this build of zero has no MPI, but ", launched_ranks(),
+             " processes were started: each would train a model of its own. Build with MPI (ZERO_WITH_MPI=ON)");
+  return make_self_communicator();
+}
+
+}  // namespace zero

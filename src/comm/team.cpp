@@ -1,0 +1,160 @@
+// Arrivals and waits over slots in shared memory, see team.h.
+#include "src/comm/team.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <utility>
+
+#include "src/core/check.h"
+
+namespace zero {
+namespace {
+
+// A missed wake-up costs this much at most, and so does noticing that a peer has gone.
+constexpr std::chrono::microseconds kSleep = std::chrono::milliseconds(50);
+// Where messages between nodes have to be moved on meanwhile.
+constexpr std::chrono::microseconds kNap{50};
+
+}  // namespace
+
+std::string name_ranks(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if (i > 0) text += i + 1 == ranks.size() ? " and " : ", ";
+    text += std::to_string(ranks[i]);
+  }
+  return text;
+}
+
+Team::Team(Setup setup) : setup_(std::move(setup)), watch_(setup_.pids), exceptions_(std::uncaught_exceptions()) {}
+
+Team::~Team() {
+  if (std::uncaught_exceptions() > exceptions_) fail(rank_in_world(rank()), "failed: an exception ended its work");
+  auto expected = Status::here;
+  if (slot(rank()).status.compare_exchange_strong(expected, Status::left)) ring();
+}
+
+std::string Team::here() const {
+  return detail::text("rank ", rank_in_world(rank()), " of ", world(), " (", backend(), "): ", describe(current_));
+}
+
+void Team::ring() {
+  Slot& own = slot(rank());
+  own.bell.fetch_add(1);
+  // A peer counts itself among the sleepers before it looks at the bell for the last time (in the kernel), so either it sees
+  // the new value or we see the sleeper.
+  if (own.sleepers.load() > 0) futex_wake_all(own.bell);
+}
+
+void Team::sync() {
+  ++sequence_;
+  slot(rank()).arrived.store(sequence_);
+  if (size() == 1) return;
+  ring();
+  Clock::time_point began{};
+  bool warned = false;
+  for (int member = 0; member < size(); ++member) {
+    if (slot(member).arrived.load(std::memory_order_acquire) < sequence_) wait_for(member, began, warned);
+  }
+}
+
+Page& Team::next_page() { return slot(rank()).pages[(sequence_ + 1) % 2]; }
+
+const Page& Team::page(int member) const { return slot(member).pages[sequence_ % 2]; }
+
+void Team::wait_for(int member, Clock::time_point& began, bool& warned) {
+  Slot& other = slot(member);
+  Backoff backoff(size());
+  const auto there = [&] { return other.arrived.load(std::memory_order_acquire) >= sequence_; };
+  while (backoff.pause()) {
+    if (there()) return;
+  }
+  if (began == Clock::time_point{}) began = Clock::now();
+  while (!look_around(member, began, warned)) {
+    if (progress) progress();
+    const auto left = policy.timeout - std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - began);
+    const auto nap = std::min<std::chrono::microseconds>(std::max(left, std::chrono::milliseconds(1)), progress ? kNap : kSleep);
+    other.sleepers.fetch_add(1);
+    const auto bell = other.bell.load();
+    if (!there()) futex_wait(other.bell, bell, nap);
+    other.sleepers.fetch_sub(1);
+  }
+}
+
+// True once `member` has arrived. Throws if somebody has failed, or if one that hasn't arrived never will.
+bool Team::look_around(int member, Clock::time_point began, bool& warned) const {
+  std::vector<int> missing;
+  for (int other = 0; other < size(); ++other) {
+    // In this order: who arrived and then left, or ended, has done its part.
+    const auto status = slot(other).status.load(std::memory_order_acquire);
+    const bool ended = status == Status::here && slot(other).arrived.load(std::memory_order_acquire) < sequence_ && watch_.ended(other);
+    if (slot(other).arrived.load(std::memory_order_acquire) >= sequence_) {
+      if (other == member) return true;
+      continue;
+    }
+    if (status == Status::left) throw_peer_failure(other, "has destroyed its communicator");
+    if (ended) throw_peer_failure(other, detail::text("has died (process ", watch_.pid(other), ")"));
+    missing.push_back(rank_in_world(other));
+  }
+  check_failures();
+  const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - began);
+  if (waited >= policy.timeout) {
+    ZERO_FAIL(here(), ": waited ", readable(policy.timeout), ", the timeout, for ", name_ranks(missing),
+              " (set by WaitPolicy or ZERO_TIMEOUT_SECONDS)");
+  }
+  if (!warned && waited >= policy.warn_after) {
+    warned = true;
+    std::fprintf(stderr, "zero: %s: has waited %s for %s\n", here().c_str(), readable(waited).c_str(), name_ranks(missing).c_str());
+  }
+  return false;
+}
+
+void Team::check_failures() const {
+  for (int other = 0; other < size(); ++other) {
+    const Slot& its = slot(other);
+    if (its.status.load(std::memory_order_acquire) != Status::failed) continue;
+    throw PeerFailure(detail::text(here(), ": rank ", its.origin, ' ', its.why), its.origin, its.why);
+  }
+}
+
+void Team::throw_peer_failure(int member, const std::string& reason) const {
+  const int peer = rank_in_world(member);
+  throw PeerFailure(detail::text(here(), ": rank ", peer, ' ', reason), peer, reason);
+}
+
+bool Team::fail(int origin, const std::string& why) {
+  Slot& own = slot(rank());
+  auto expected = Status::here;
+  if (!own.status.compare_exchange_strong(expected, Status::writing)) return false;
+  own.origin = origin;
+  const auto length = std::min(why.size(), sizeof own.why - 1);
+  std::memcpy(own.why, why.data(), length);
+  own.why[length] = '\0';
+  own.status.store(Status::failed);
+  ring();
+  return true;
+}
+
+std::vector<std::string> Team::exchange(const Call* call, std::string_view mine, const std::function<void()>& inspect) {
+  constexpr auto kText = static_cast<std::size_t>(Page::kText);
+  std::vector<std::string> all(static_cast<std::size_t>(size()));
+  std::size_t longest = 0;
+  for (std::size_t begin = 0; begin == 0 || begin < longest; begin += kText) {
+    Page& own = next_page();
+    if (begin == 0 && call != nullptr) own.call = *call;
+    own.total = static_cast<std::int64_t>(mine.size());
+    if (begin < mine.size()) std::memcpy(own.text, mine.data() + begin, std::min(kText, mine.size() - begin));
+    sync();
+    if (begin == 0 && inspect) inspect();
+    for (int member = 0; member < size(); ++member) {
+      const auto total = static_cast<std::size_t>(page(member).total);
+      longest = std::max(longest, total);
+      if (begin < total) all[static_cast<std::size_t>(member)].append(page(member).text, std::min(kText, total - begin));
+    }
+  }
+  return all;
+}
+
+}  // namespace zero

@@ -1,0 +1,84 @@
+// The ranks of one node, seen through their slots: arriving, waiting for all, messages, and noticing who is gone.
+// Everything that a collective needs besides the memory it works on. Used by TeamImpl and the collectives of a node.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "src/comm/control_block.h"
+#include "src/comm/errors.h"
+#include "src/comm/liveness.h"
+#include "src/comm/wait.h"
+#include "zero/communicator.h"
+
+namespace zero {
+
+class Team {
+ public:
+  struct Setup {
+    int rank = 0;              ///< in this team
+    std::vector<int> ranks;    ///< of the communicator, by rank in the team: what messages name
+    int world = 1;             ///< size of the communicator
+    const char* backend = "self";
+    std::shared_ptr<Slot> slots;           ///< ranks.size() of them; the pointer keeps the memory
+    std::vector<pid_t> pids;               ///< empty: threads of this process
+  };
+  explicit Team(Setup setup);
+  ~Team();
+  Team(const Team&) = delete;
+  Team& operator=(const Team&) = delete;
+
+  int rank() const { return setup_.rank; }
+  int size() const { return static_cast<int>(setup_.ranks.size()); }
+  int rank_in_world(int member) const { return setup_.ranks[static_cast<std::size_t>(member)]; }
+  int world() const { return setup_.world; }
+  const char* backend() const { return setup_.backend; }
+  bool processes() const { return !setup_.pids.empty(); }
+  const ProcessWatch& watch() const { return watch_; }
+
+  /// Arrives, and waits until all have arrived as often. What was written before is visible to all after.
+  void sync();
+  /// The page that the next sync() shows to the others.
+  Page& next_page();
+  /// What `member` showed at the last sync(), to be read before this rank's next.
+  const Page& page(int member) const;
+
+  /// Everybody's message. The first sync also carries the call, if there is one; `inspect` then looks at the pages.
+  std::vector<std::string> exchange(const Call* call, std::string_view mine, const std::function<void()>& inspect = {});
+
+  /// Throws if this rank or a peer has failed.
+  void check_failures() const;
+  /// Marks this rank as failed, once. The peers throw "rank `origin` `why`".
+  /// @returns false if it was marked already
+  bool fail(int origin, const std::string& why);
+
+  /// "rank 1 of 4 (mpi): all_reduce #3"
+  std::string here() const;
+  const Call& current() const { return current_; }
+  void set_current(const Call& call) { current_ = call; }
+
+  WaitPolicy policy;
+  /// Called now and then while waiting (with short naps instead of long sleeps): progress of messages between nodes.
+  std::function<void()> progress;
+
+ private:
+  Slot& slot(int member) const { return setup_.slots.get()[member]; }
+  void wait_for(int member, Clock::time_point& began, bool& warned);
+  bool look_around(int member, Clock::time_point began, bool& warned) const;
+  void ring();
+  [[noreturn]] void throw_peer_failure(int member, const std::string& reason) const;
+
+  Setup setup_;
+  ProcessWatch watch_;
+  Call current_;
+  std::uint64_t sequence_ = 0;
+  int exceptions_;  ///< in flight when this was made
+};
+
+/// "rank 2", "ranks 1, 2 and 5"
+std::string name_ranks(const std::vector<int>& ranks);
+
+}  // namespace zero

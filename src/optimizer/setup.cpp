@@ -1,0 +1,229 @@
+// Who takes part: the list of parameters, the check that all ranks have the same, and everything that is made from it.
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+
+#include "core/check.h"
+#include "optimizer/impl.h"
+
+namespace zero {
+
+ZeroOptimizer::Impl::Impl(std::unique_ptr<torch::optim::Optimizer> wrapped, const Options& user_options)
+    : options(user_options), inner(std::move(wrapped)) {
+  if (options.module() != nullptr) read_module(*options.module(), names, module_buffers);
+}
+
+double ZeroOptimizer::Impl::divisor() const {
+  if (options.divisor() != 0) return options.divisor();
+  return options.reduction() == Reduction::kMean ? comm.size() : 1;
+}
+
+std::vector<Segment> ZeroOptimizer::Impl::held(int space, int bucket) const {
+  return replicated() ? layout->whole(space, bucket) : layout->segments(space, bucket, comm.rank());
+}
+
+Segment ZeroOptimizer::Impl::held_of(int parameter) const {
+  const auto& slot = layout->slot(parameter);
+  if (slot.space >= 0)
+    for (const auto& segment : held(slot.space, slot.bucket))
+      if (segment.parameter == parameter) return segment;
+  return {};
+}
+
+bool ZeroOptimizer::Impl::needs_set_up(const Groups& groups) const {
+  if (first_setup()) return true;
+  std::size_t count = 0, active = 0;
+  bool same = true;
+  // Parameters are in group order unless groups have grown; then the slow comparison in follow() sorts it out, once.
+  std::unordered_map<const void*, const Parameter*> by_tensor;
+  for (const auto& p : parameters) {
+    active += p.active;
+    if (p.active) by_tensor.emplace(p.tensor.unsafeGetTensorImpl(), &p);
+  }
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    for (const auto& t : groups[g].params()) {
+      ++count;
+      const auto it = t.defined() ? by_tensor.find(t.unsafeGetTensorImpl()) : by_tensor.end();
+      same = same && it != by_tensor.end() && it->second->group == static_cast<int>(g);
+    }
+  }
+  if (!same || count != active) return true;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const auto& p = parameters[i];
+    if (!p.active) continue;
+    ZERO_CHECK(p.tensor.sizes() == p.sizes(), p.name, " has shape ", p.tensor.sizes(), " now, but was registered with ", p.sizes(),
+               "; make a new optimizer for a model that changes its shape");
+    const auto& slot = layout->slot(static_cast<int>(i));
+    if (slot.space < 0 && (p.tensor.requires_grad() || p.tensor.grad().defined())) return true;
+    if (slot.space >= 0 && layout->spaces()[slot.space].dtype != static_cast<int>(p.tensor.scalar_type())) return true;
+  }
+  return false;
+}
+
+Facts ZeroOptimizer::Impl::facts(const Groups& groups) const {
+  Facts out;
+  out.emplace_back("the wrapped class", wrapped_name);
+  out.emplace_back("Options::stage", std::to_string(static_cast<int>(options.stage())));
+  out.emplace_back("Options::bucket_bytes", std::to_string(options.bucket_bytes()));
+  out.emplace_back("the divisor of gradients", std::to_string(divisor()));
+  out.emplace_back("Options::skip_nonfinite", options.skip_nonfinite() ? "true" : "false");
+  out.emplace_back("Options::record_grad_norm", options.record_grad_norm() ? "true" : "false");
+  out.emplace_back("Options::broadcast_parameters", options.broadcast_parameters() ? "true" : "false");
+  for (const auto& p : parameters) {
+    if (!p.active) continue;
+    out.emplace_back("shape of " + p.name, to_string(p.tensor.sizes()));
+    out.emplace_back("type of " + p.name, c10::toString(p.tensor.scalar_type()));
+    out.emplace_back("requires_grad of " + p.name, p.tensor.requires_grad() ? "true" : "false");
+    if (is_dense(p.tensor) && !p.tensor.is_contiguous()) out.emplace_back("strides of " + p.name, to_string(p.tensor.strides()));
+  }
+  out.emplace_back("number of parameters", std::to_string(parameters.size()));
+  out.emplace_back("number of groups", std::to_string(groups.size()));
+  for (std::size_t g = 0; g < groups.size(); ++g)
+    for (auto& fact : describe_options(kind, groups[g].options(), "group " + std::to_string(g))) out.push_back(std::move(fact));
+  for (std::size_t i = 0; i < module_buffers.size(); ++i)
+    out.emplace_back("shape of buffer #" + std::to_string(i), to_string(module_buffers[i].sizes()));
+  return out;
+}
+
+// Matches the groups' tensors with the parameters that are known: the same tensor, one that takes another's place, or a new one.
+void ZeroOptimizer::Impl::follow(const Groups& groups) {
+  const auto& given = options.names();
+  auto listed = list_parameters(groups, [&](const at::Tensor& t, std::size_t n) -> std::string {
+    if (t.defined())
+      if (auto it = names.find(t.unsafeGetTensorImpl()); it != names.end()) return it->second;
+    return n < given.size() ? given[n] : std::string();
+  });
+  std::unordered_map<const void*, std::size_t> known;
+  for (std::size_t i = 0; i < parameters.size(); ++i) known.emplace(parameters[i].tensor.unsafeGetTensorImpl(), i);
+  std::vector<char> still(parameters.size(), 0);
+  for (const auto& p : listed)
+    if (auto it = known.find(p.tensor.unsafeGetTensorImpl()); it != known.end()) still[it->second] = 1;
+
+  const std::size_t before = parameters.size();
+  for (auto& p : listed) {
+    if (auto it = known.find(p.tensor.unsafeGetTensorImpl()); it != known.end()) {
+      auto& old = parameters[it->second];
+      ZERO_CHECK(old.group == p.group, old.name, " has moved to group ", p.group, "; make a new optimizer to regroup parameters");
+      old.index = p.index;
+      old.active = true;
+      continue;
+    }
+    const auto gone = std::find_if(parameters.begin(), parameters.begin() + before, [&](const Parameter& old) {
+      return old.group == p.group && old.index == p.index && !still[&old - parameters.data()];
+    });
+    if (gone == parameters.begin() + before) {
+      parameters.push_back(std::move(p));
+      continue;
+    }
+    ZERO_CHECK(gone->sizes() == p.sizes() && gone->tensor.scalar_type() == p.tensor.scalar_type(), gone->name, " was replaced by a tensor of shape ",
+               p.sizes(), " and type ", p.tensor.scalar_type(), "; it has shape ", gone->sizes(), " and type ",
+               gone->tensor.scalar_type(), ", and only a tensor like it can take its place");
+    const int index = static_cast<int>(gone - parameters.begin());
+    gradients->forget(index);
+    still[index] = 1;
+    gone->tensor = p.tensor;
+  }
+  for (std::size_t i = 0; i < before; ++i) parameters[i].active = still[i] != 0;
+}
+
+void ZeroOptimizer::Impl::place(const std::vector<char>& with_gradient) {
+  std::vector<ParameterSpec> specs;
+  std::vector<int> indices;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const auto& p = parameters[i];
+    const bool wanted = p.tensor.requires_grad() || (i < with_gradient.size() && with_gradient[i]);
+    if (!p.active || !wanted || layout->slot(static_cast<int>(i)).space >= 0) continue;
+    specs.push_back(p.spec());
+    indices.push_back(static_cast<int>(i));
+  }
+  layout->append(specs, indices);
+}
+
+void ZeroOptimizer::Impl::take_state(StateMap& state) {
+  // What the wrapped object knows already (Adagrad's accumulators, a state that was loaded or trained before wrapping).
+  auto& theirs = inner->state();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    auto it = theirs.find(parameters[i].tensor.unsafeGetTensorImpl());
+    if (it == theirs.end()) continue;
+    const auto mine = held_of(static_cast<int>(i));
+    if (mine.numel > 0 && it->second) {
+      cut_state(kind, *it->second, parameters[i], mine.in_parameter, mine.numel);
+      state[it->first] = std::move(it->second);
+    }
+    theirs.erase(it);
+  }
+}
+
+void ZeroOptimizer::Impl::broadcast(std::size_t first_parameter) {
+  if (comm.size() == 1 || !options.broadcast_parameters()) return;
+  const at::NoGradGuard no_grad;
+  auto send = [&](const at::Tensor& t, const std::string& name) {
+    if (is_dense(t)) {
+      comm.broadcast(storage_order(t), 0, name);
+    } else {
+      auto copy = t.detach().contiguous();
+      comm.broadcast(copy, 0, name);
+      t.detach().copy_(copy);
+    }
+    torch::autograd::impl::bump_version(t);
+  };
+  for (std::size_t i = first_parameter; i < parameters.size(); ++i) send(parameters[i].tensor, parameters[i].name);
+  if (first_parameter == 0)
+    for (std::size_t i = 0; i < module_buffers.size(); ++i) send(module_buffers[i], "buffer #" + std::to_string(i));
+}
+
+void ZeroOptimizer::Impl::set_up(const Groups& groups, StateMap& state, const std::vector<char>& with_gradient) {
+  const bool first = first_setup();
+  const std::size_t known = parameters.size();
+  std::string problem;
+  try {
+    if (first) {
+      ZERO_CHECK(inner != nullptr, "zero::wrap: the optimizer to wrap is null");
+      kind = classify(*inner);
+      wrapped_name = class_name(*inner);
+      check_wrappable(*inner, options.elementwise());
+    }
+    bool converted = false;
+    for (std::size_t i = 0; i < parameters.size() && !first; ++i) {
+      const auto& slot = layout->slot(static_cast<int>(i));
+      if (slot.space < 0 || layout->spaces()[slot.space].dtype == static_cast<int>(parameters[i].tensor.scalar_type())) continue;
+      ZERO_CHECK(state.empty(), parameters[i].name, " was converted to ", parameters[i].tensor.scalar_type(),
+                 " after the first step, but its optimizer state is of another type; convert the model before training, or make a "
+                 "new optimizer");
+      converted = true;
+    }
+    if (converted) {  // nothing has been learned yet: start over with the model as it is now
+      layout.reset(), reducer.reset(), residents.reset(), gradients.reset(), fused.reset(), elementwise.reset();
+      parameters.clear();
+    }
+    follow(groups);
+    ZERO_CHECK(kind != WrappedClass::kOther || inner->state().empty() || replicated(), "a ", wrapped_name,
+               " that has made steps already can't be sharded: this library doesn't know the layout of its state. Wrap it before its "
+               "first step");
+  } catch (const c10::Error& e) {
+    problem = e.what_without_backtrace();
+  }
+  throw_together(comm, problem);
+  agree(comm, facts(groups), "the ranks don't have the same optimizer");
+
+  const bool anew = layout == nullptr;
+  if (anew) {
+    layout = std::make_unique<Layout>(comm.size(), options.bucket_bytes());
+    gradients = std::make_shared<Gradients>(comm, parameters, *layout, options.stage() != Stage::kReplicated);
+    reducer = std::make_unique<Reducer>(comm, parameters, *layout, *gradients, divisor(), options.stage() == Stage::kReplicated);
+    residents = std::make_unique<ResidentParameters>(comm, parameters, *layout, !replicated());
+    fused = make_fused_updater(kind, parameters);
+    elementwise = make_elementwise_updater(kind, *inner, parameters);
+  }
+  place(with_gradient);
+  gradients->allocate();
+  reducer->allocate();
+  residents->allocate();
+  for (std::size_t i = 0; i < parameters.size(); ++i) residents->adopt(static_cast<int>(i));
+  gradients->watch();
+  take_state(state);
+  broadcast(anew && first ? 0 : (anew ? parameters.size() : known));
+}
+
+}  // namespace zero

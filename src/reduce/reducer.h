@@ -1,0 +1,60 @@
+// Averages over ranks, one bucket at a time: this rank's shard of a bucket, and from the shards the whole bucket (stage 0).
+//
+// The average never overwrites the rank's own gradients: it goes to scratch that the next bucket reuses, or, where every shard must
+// be known before anything is written (a norm, a user's optimizer), to shards that are kept until the step ends.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "layout/layout.h"
+#include "reduce/gradients.h"
+#include "zero/communicator.h"
+
+namespace zero {
+
+class Reducer {
+ public:
+  /// @param divisor what the sum over ranks is divided by
+  /// @param whole buckets will be wanted whole (stage 0)
+  Reducer(Communicator comm, const std::vector<Parameter>& parameters, const Layout& layout, Gradients& gradients, double divisor,
+          bool whole);
+
+  /// Collective. Makes scratch for the layout as it is now.
+  void allocate();
+
+  /// Collective. The average of this rank's shard: `shard` elements of the bucket, valid until the next call for any bucket,
+  /// or with `keep` until drop(). In a world of one this is the gradient itself: read only.
+  at::Tensor shard(int space, int bucket, bool keep);
+
+  /// Collective. The whole bucket's averages from the ranks' shards; valid until the next call.
+  at::Tensor whole(int space, int bucket, const at::Tensor& shard);
+
+  /// Averages of all buckets are kept and still wanted?
+  bool keeps() const { return kept_valid_; }
+  void set_kept(bool valid) { kept_valid_ = valid; }
+
+  /// "bucket 2 ('fc.weight' (group 0, #2) … 'out.bias' (group 0, #5))": for errors of waits.
+  std::string label(const char* what, int space, int bucket) const;
+
+  /// Bytes of scratch and kept shards on this rank.
+  std::int64_t bytes() const;
+
+ private:
+  at::Tensor kept(int space, int bucket);
+
+  Communicator comm_;
+  const std::vector<Parameter>& parameters_;
+  const Layout& layout_;
+  Gradients& gradients_;
+  double divisor_;
+  bool whole_;
+  Buffer whole_scratch_;                ///< stage 0: one bucket, in reach of the peers
+  at::Tensor shard_scratch_;            ///< stage 1: one shard of the largest bucket, as bytes
+  std::vector<at::Tensor> kept_;        ///< per space: this rank's shards of all buckets
+  bool kept_valid_ = false;
+};
+
+}  // namespace zero
