@@ -54,15 +54,21 @@ class Contestant {
  public:
   /// stage < 0: plain torch::optim on rank 0
   Contestant(int stage, const Settings& settings, const gpt::Batches& batches, const zero::Communicator& comm)
-      : name(stage < 0 ? "plain" : "stage " + std::to_string(stage)), stage_(stage), settings_(settings), batches_(batches), comm_(comm) {
+      : name(stage < 0 ? "plain" : "stage " + std::to_string(stage)),
+        stage_(stage),
+        settings_(settings),
+        batches_(batches),
+        comm_(comm) {
     if (!takes_part()) return;
     model_ = std::make_unique<gpt::Model>(gpt::size_named(settings.model));
-    auto inner = std::make_unique<torch::optim::AdamW>(model_->parameters(),
-                                                       torch::optim::AdamWOptions(1e-3).betas({0.9, 0.95}).eps(1e-8).weight_decay(0.1));
+    auto inner = std::make_unique<torch::optim::AdamW>(
+        model_->parameters(), torch::optim::AdamWOptions(1e-3).betas({0.9, 0.95}).eps(1e-8).weight_decay(0.1));
     if (stage < 0) {
       plain_ = std::move(inner);
     } else {
-      sharded_ = zero::wrap(std::move(inner), zero::Options(comm).stage(static_cast<zero::Stage>(stage)).bucket_bytes(settings.bucket_bytes).module(*model_));
+      sharded_ = zero::wrap(
+          std::move(inner),
+          zero::Options(comm).stage(static_cast<zero::Stage>(stage)).bucket_bytes(settings.bucket_bytes).module(*model_));
     }
   }
 
@@ -99,7 +105,8 @@ class Contestant {
     torch::optim::Optimizer& optimizer = sharded_ ? static_cast<torch::optim::Optimizer&>(*sharded_) : *plain_;
     optimizer.zero_grad();
     // One process with N times the rows sees the sequences of N ranks side by side.
-    const gpt::Position at = stage_ < 0 ? gpt::Position{step_, 0, 1, 0, 1} : gpt::Position{step_, 0, 1, comm_.rank(), comm_.size()};
+    const gpt::Position at =
+        stage_ < 0 ? gpt::Position{step_, 0, 1, 0, 1} : gpt::Position{step_, 0, 1, comm_.rank(), comm_.size()};
     const auto [inputs, targets] = batches_.get(at, settings_.micro_batch * (stage_ < 0 ? comm_.size() : 1));
     const auto loss = model_->forward(inputs, targets);
     loss.backward();
@@ -139,51 +146,61 @@ std::vector<double> speed_against(const Contestant& c, const Contestant& base) {
 }
 
 Json spread(const std::vector<double>& values) {
-  return {{"median", median(values)}, {"min", *std::min_element(values.begin(), values.end())}, {"max", *std::max_element(values.begin(), values.end())}};
+  return {{"median", median(values)},
+          {"min", *std::min_element(values.begin(), values.end())},
+          {"max", *std::max_element(values.begin(), values.end())}};
 }
 
 Json by_category(const zero::Memory& m) {
-  return {{"parameters", m.parameters}, {"gradients", m.gradients}, {"optimizer_state", m.optimizer_state}, {"buffers", m.buffers}};
+  return {
+      {"parameters", m.parameters}, {"gradients", m.gradients}, {"optimizer_state", m.optimizer_state}, {"buffers", m.buffers}};
 }
 
 Json results(const std::vector<std::unique_ptr<Contestant>>& all, const Settings& s, const zero::Communicator& comm) {
   const double tokens = static_cast<double>(s.micro_batch * comm.size() * gpt::size_named(s.model).context);
-  Json out = {{"benchmark", "bench_train"}, {"model", s.model}, {"ranks", comm.size()}, {"micro_batch", s.micro_batch},
-              {"rounds", s.rounds}, {"steps_per_turn", s.steps}, {"tokens_per_step", tokens}};
+  Json out = {{"benchmark", "bench_train"},   {"model", s.model},   {"ranks", comm.size()},
+              {"micro_batch", s.micro_batch}, {"rounds", s.rounds}, {"steps_per_turn", s.steps},
+              {"tokens_per_step", tokens}};
   for (const auto& c : all)
-    out["contestants"].push_back({{"name", c->name},
-                                  {"step_seconds", spread(of_turns(*c, [](const Turn& t) { return t.step; }))},
-                                  {"tokens_per_second", spread(of_turns(*c, [&](const Turn& t) { return tokens / t.step; }))},
-                                  {"forward_backward_seconds", spread(of_turns(*c, [](const Turn& t) { return t.forward_backward; }))},
-                                  {"communication_seconds", spread(of_turns(*c, [](const Turn& t) { return t.reduce + t.gather; }))},
-                                  {"update_seconds", spread(of_turns(*c, [](const Turn& t) { return t.update; }))},
-                                  {"speed_against_stage_0", spread(speed_against(*c, *all.front()))},
-                                  {"bytes_sent_per_step", c->bytes_sent()},
-                                  {"resident_bytes", by_category(c->memory())},
-                                  {"planned_bytes", by_category(c->plan())},
-                                  {"last_loss", c->last_loss()}});
+    out["contestants"].push_back(
+        {{"name", c->name},
+         {"step_seconds", spread(of_turns(*c, [](const Turn& t) { return t.step; }))},
+         {"tokens_per_second", spread(of_turns(*c, [&](const Turn& t) { return tokens / t.step; }))},
+         {"forward_backward_seconds", spread(of_turns(*c, [](const Turn& t) { return t.forward_backward; }))},
+         {"communication_seconds", spread(of_turns(*c, [](const Turn& t) { return t.reduce + t.gather; }))},
+         {"update_seconds", spread(of_turns(*c, [](const Turn& t) { return t.update; }))},
+         {"speed_against_stage_0", spread(speed_against(*c, *all.front()))},
+         {"bytes_sent_per_step", c->bytes_sent()},
+         {"resident_bytes", by_category(c->memory())},
+         {"planned_bytes", by_category(c->plan())},
+         {"last_loss", c->last_loss()}});
   return out;
 }
 
 void print(const Json& r) {
-  std::printf("%s, %d ranks, micro-batch %d, %d rounds of %d steps; medians [spread over rounds]\n", r["model"].get<std::string>().c_str(),
-              r["ranks"].get<int>(), r["micro_batch"].get<int>(), r["rounds"].get<int>(), r["steps_per_turn"].get<int>());
-  std::printf("%-8s %26s %10s %10s %10s %10s   %s\n", "", "tokens/s", "step ms", "fwd+bwd", "comm ms", "update ms", "speed against stage 0");
+  std::printf("%s, %d ranks, micro-batch %d, %d rounds of %d steps; medians [spread over rounds]\n",
+              r["model"].get<std::string>().c_str(), r["ranks"].get<int>(), r["micro_batch"].get<int>(), r["rounds"].get<int>(),
+              r["steps_per_turn"].get<int>());
+  std::printf("%-8s %26s %10s %10s %10s %10s   %s\n", "", "tokens/s", "step ms", "fwd+bwd", "comm ms", "update ms",
+              "speed against stage 0");
   const auto ms = [](const Json& c, const char* key) { return 1e3 * c[key]["median"].get<double>(); };
   for (const auto& c : r["contestants"]) {
     const Json& rate = c["tokens_per_second"];
     const Json& ratio = c["speed_against_stage_0"];
-    std::printf("%-8s %8.0f [%7.0f ..%7.0f] %10.2f %10.2f %10.2f %10.2f   %.3f [%.3f .. %.3f]\n", c["name"].get<std::string>().c_str(),
-                rate["median"].get<double>(), rate["min"].get<double>(), rate["max"].get<double>(), ms(c, "step_seconds"),
-                ms(c, "forward_backward_seconds"), ms(c, "communication_seconds"), ms(c, "update_seconds"), ratio["median"].get<double>(),
+    std::printf("%-8s %8.0f [%7.0f ..%7.0f] %10.2f %10.2f %10.2f %10.2f   %.3f [%.3f .. %.3f]\n",
+                c["name"].get<std::string>().c_str(), rate["median"].get<double>(), rate["min"].get<double>(),
+                rate["max"].get<double>(), ms(c, "step_seconds"), ms(c, "forward_backward_seconds"),
+                ms(c, "communication_seconds"), ms(c, "update_seconds"), ratio["median"].get<double>(),
                 ratio["min"].get<double>(), ratio["max"].get<double>());
   }
-  std::printf("%-8s %11s %11s %11s %11s %15s   (MiB on rank 0; bytes it sent per step)\n", "", "parameters", "gradients", "state", "buffers", "sent");
+  std::printf("%-8s %11s %11s %11s %11s %15s   (MiB on rank 0; bytes it sent per step)\n", "", "parameters", "gradients",
+              "state", "buffers", "sent");
   for (const auto& c : r["contestants"]) {
     if (c["name"] == "plain") continue;
     const auto mib = [&](const char* key) { return c["resident_bytes"][key].get<double>() / 0x1p20; };
-    std::printf("%-8s %11.2f %11.2f %11.2f %11.2f %15lld\n", c["name"].get<std::string>().c_str(), mib("parameters"), mib("gradients"),
-                mib("optimizer_state"), mib("buffers"), static_cast<long long>(c["bytes_sent_per_step"].get<std::int64_t>()));
+    std::printf("%-8s %11.2f %11.2f %11.2f %11.2f %15lld\n", c["name"].get<std::string>().c_str(), mib("parameters"),
+                mib("gradients"), mib("optimizer_state"), mib("buffers"),
+                static_cast<long long>(c["bytes_sent_per_step"].get<std::int64_t>()));
   }
 }
 
@@ -191,7 +208,8 @@ void run(const Settings& s, const zero::Communicator& comm) {
   cpu_set_t cores;
   CPU_ZERO(&cores);
   if (comm.rank() == 0 && sched_getaffinity(0, sizeof cores, &cores) == 0 && CPU_COUNT(&cores) < comm.size())
-    std::printf("note: rank 0 may use %d core(s), so `plain` is slower than it could be: start with mpirun --bind-to none\n", CPU_COUNT(&cores));
+    std::printf("note: rank 0 may use %d core(s), so `plain` is slower than it could be: start with mpirun --bind-to none\n",
+                CPU_COUNT(&cores));
   const std::string text = s.text.empty() ? gpt::pseudo_text(1 << 20) : gpt::read_text(s.text);
   const gpt::Batches batches(text, gpt::size_named(s.model).context);
 
@@ -218,11 +236,19 @@ void run(const Settings& s, const zero::Communicator& comm) {
 int main(int argc, char** argv) {
   Settings s;
   CLI::App app{"Training throughput, exposed communication and memory at each stage"};
-  app.add_option("--model", s.model, "Size of the model")->check(CLI::IsMember({"tiny", "small", "medium", "wide"}))->capture_default_str();
-  app.add_option("--micro-batch", s.micro_batch, "Sequences per rank and step")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--rounds", s.rounds, "Rounds, in each of which everybody has a turn")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--model", s.model, "Size of the model")
+      ->check(CLI::IsMember({"tiny", "small", "medium", "wide"}))
+      ->capture_default_str();
+  app.add_option("--micro-batch", s.micro_batch, "Sequences per rank and step")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--rounds", s.rounds, "Rounds, in each of which everybody has a turn")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--steps", s.steps, "Steps per turn")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--bucket-bytes", s.bucket_bytes, "Gradients that are reduced together")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--bucket-bytes", s.bucket_bytes, "Gradients that are reduced together")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--text", s.text, "Files or folders to read (default: made-up words)");
   app.add_option("--json", s.json, "Write results to this file");
   CLI11_PARSE(app, argc, argv);

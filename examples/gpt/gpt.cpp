@@ -29,8 +29,9 @@ Run train(const Settings& settings, const std::string& text, const zero::Communi
   const Batches batches(text, size.context, settings.seed);
 
   // The one change: the optimizer is wrapped, with the ranks it works on.
-  auto optimizer = zero::wrap(make_optimizer(settings, model->parameters()),
-                              zero::Options(comm).stage(static_cast<zero::Stage>(settings.stage)).bucket_bytes(settings.bucket_bytes).module(*model));
+  auto optimizer = zero::wrap(
+      make_optimizer(settings, model->parameters()),
+      zero::Options(comm).stage(static_cast<zero::Stage>(settings.stage)).bucket_bytes(settings.bucket_bytes).module(*model));
 
   double loss = 0;
   do {
@@ -38,7 +39,8 @@ Run train(const Settings& settings, const std::string& text, const zero::Communi
     optimizer.zero_grad();
     loss = 0;
     for (std::int64_t micro = 0; micro < settings.accumulate; ++micro) {
-      const auto [inputs, targets] = batches.get({recorder.step(), micro, settings.accumulate, comm.rank(), comm.size()}, settings.micro_batch);
+      const auto [inputs, targets] =
+          batches.get({recorder.step(), micro, settings.accumulate, comm.rank(), comm.size()}, settings.micro_batch);
       const auto micro_loss = model->forward(inputs, targets) / static_cast<double>(settings.accumulate);
       micro_loss.backward();
       loss += micro_loss.item<double>();
@@ -56,9 +58,10 @@ namespace {
 void print_info() {
   for (const Size& size : sizes()) {
     const Model model(size);
-    std::printf("%s layers,d,heads,ctx (%lld, %lld, %lld, %lld) params %lld sha256 %s\n", size.name.c_str(), static_cast<long long>(size.layers),
-                static_cast<long long>(size.width), static_cast<long long>(size.heads), static_cast<long long>(size.context),
-                static_cast<long long>(model.parameter_count()), weights_sha256(model).c_str());
+    std::printf("%s layers,d,heads,ctx (%lld, %lld, %lld, %lld) params %lld sha256 %s\n", size.name.c_str(),
+                static_cast<long long>(size.layers), static_cast<long long>(size.width), static_cast<long long>(size.heads),
+                static_cast<long long>(size.context), static_cast<long long>(model.parameter_count()),
+                weights_sha256(model).c_str());
   }
 }
 

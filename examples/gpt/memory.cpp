@@ -87,8 +87,12 @@ void count_allocations() {
     c10::SetAllocator(c10::DeviceType::CPU, new CountingAllocator(c10::GetAllocator(c10::DeviceType::CPU)), /*priority=*/100);
 }
 
-std::int64_t live_tensor_bytes() { return CountingAllocator::instance() == nullptr ? 0 : CountingAllocator::instance()->live(); }
-std::int64_t peak_tensor_bytes() { return CountingAllocator::instance() == nullptr ? 0 : CountingAllocator::instance()->peak(); }
+std::int64_t live_tensor_bytes() {
+  return CountingAllocator::instance() == nullptr ? 0 : CountingAllocator::instance()->live();
+}
+std::int64_t peak_tensor_bytes() {
+  return CountingAllocator::instance() == nullptr ? 0 : CountingAllocator::instance()->peak();
+}
 
 std::int64_t shared_bytes_per_rank(int ranks) {
   std::ifstream maps("/proc/self/maps");

@@ -18,12 +18,16 @@
 namespace gpt {
 namespace {
 
-at::Tensor norm(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b) { return at::layer_norm(x, {x.size(-1)}, w, b, 1e-5); }
+at::Tensor norm(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b) {
+  return at::layer_norm(x, {x.size(-1)}, w, b, 1e-5);
+}
 
 /// Half-width of the uniform distribution that a weight matrix starts from; 0 for a vector. What writes into the residual stream
 /// starts smaller.
 float spread(const std::string& name) {
-  const auto ends_with = [&](const std::string& s) { return name.size() >= s.size() && name.compare(name.size() - s.size(), s.size(), s) == 0; };
+  const auto ends_with = [&](const std::string& s) {
+    return name.size() >= s.size() && name.compare(name.size() - s.size(), s.size(), s) == 0;
+  };
   if (ends_with("_b") || ends_with("ln1_w") || ends_with("ln2_w") || ends_with("lnf_w")) return 0;
   return ends_with("proj_w") ? 0x1p-7F : 0x1p-5F;  // attn_proj_w, proj_w
 }
@@ -46,7 +50,8 @@ void fill(const at::Tensor& tensor, std::uint64_t t, const std::string& name) {
 }  // namespace
 
 const std::vector<Size>& sizes() {
-  static const std::vector<Size> all = {{"tiny", 2, 64, 2, 64}, {"small", 4, 256, 4, 128}, {"medium", 6, 512, 8, 128}, {"wide", 4, 1024, 8, 32}};
+  static const std::vector<Size> all = {
+      {"tiny", 2, 64, 2, 64}, {"small", 4, 256, 4, 128}, {"medium", 6, 512, 8, 128}, {"wide", 4, 1024, 8, 32}};
   return all;
 }
 
@@ -79,7 +84,8 @@ at::Tensor Block::forward(at::Tensor x) const {
 
   const auto qkv = at::linear(norm(x, ln1_w_, ln1_b_), attn_qkv_w_, attn_qkv_b_).split(width, 2);
   const auto by_head = [&](const at::Tensor& y) { return y.view({batch, time, heads_, width / heads_}).transpose(1, 2); };
-  const auto attention = at::scaled_dot_product_attention(by_head(qkv[0]), by_head(qkv[1]), by_head(qkv[2]), {}, 0.0, /*is_causal=*/true);
+  const auto attention =
+      at::scaled_dot_product_attention(by_head(qkv[0]), by_head(qkv[1]), by_head(qkv[2]), {}, 0.0, /*is_causal=*/true);
   x = x + at::linear(attention.transpose(1, 2).reshape({batch, time, width}), attn_proj_w_, attn_proj_b_);
 
   const auto hidden = at::gelu(at::linear(norm(x, ln2_w_, ln2_b_), fc_w_, fc_b_));

@@ -15,7 +15,8 @@ namespace gpt {
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Settings& s, std::vector<at::Tensor> parameters) {
   namespace optim = torch::optim;
   if (s.optimizer == "sgd") return std::make_unique<optim::SGD>(std::move(parameters), optim::SGDOptions(s.lr).momentum(0.9));
-  if (s.optimizer == "adam") return std::make_unique<optim::Adam>(std::move(parameters), optim::AdamOptions(s.lr).betas({0.9, 0.95}).eps(1e-8));
+  if (s.optimizer == "adam")
+    return std::make_unique<optim::Adam>(std::move(parameters), optim::AdamOptions(s.lr).betas({0.9, 0.95}).eps(1e-8));
   return std::make_unique<optim::AdamW>(std::move(parameters),
                                         optim::AdamWOptions(s.lr).betas({0.9, 0.95}).eps(1e-8).weight_decay(0.1));
 }

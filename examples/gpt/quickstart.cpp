@@ -16,8 +16,9 @@ void quickstart(const Settings& settings, const std::string& text, const zero::C
     std::printf("%s\n", line.c_str());
     std::fflush(stdout);
   };
-  say("text: " + with_commas(static_cast<double>(text.size())) + " bytes; model " + settings.model + "; " + std::to_string(comm.size()) +
-      (comm.size() == 1 ? " rank" : " ranks") + ", " + std::to_string(settings.micro_batch * settings.accumulate) + " sequences each per step");
+  say("text: " + with_commas(static_cast<double>(text.size())) + " bytes; model " + settings.model + "; " +
+      std::to_string(comm.size()) + (comm.size() == 1 ? " rank" : " ranks") + ", " +
+      std::to_string(settings.micro_batch * settings.accumulate) + " sequences each per step");
 
   // Stages other than the one that trains: a few steps, for the table.
   constexpr int kStages = 2;

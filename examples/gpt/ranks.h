@@ -21,7 +21,8 @@ inline std::string one_line(const std::exception& e) {
 }
 
 /// Collective. Every rank's numbers, in rank order; as many on every rank.
-inline std::vector<std::vector<double>> gather_numbers(const zero::Communicator& comm, const std::vector<double>& mine, const char* what) {
+inline std::vector<std::vector<double>> gather_numbers(const zero::Communicator& comm, const std::vector<double>& mine,
+                                                       const char* what) {
   std::string bytes(mine.size() * sizeof(double), '\0');
   std::memcpy(bytes.data(), mine.data(), bytes.size());
   std::vector<std::vector<double>> all;

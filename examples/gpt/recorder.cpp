@@ -64,7 +64,8 @@ Measurements Recorder::finish(std::int64_t parameter_count, std::int64_t padded_
   m_.peak_resident_bytes = peak_resident_set();
   m_.peak_rss_growth_bytes = m_.peak_resident_bytes - resident_before_;
 
-  std::vector<std::int64_t*> bytes = {&m_.bytes_sent_per_step, &m_.counted_bytes, &m_.peak_resident_bytes, &m_.peak_rss_growth_bytes, &m_.pss_growth_bytes};
+  std::vector<std::int64_t*> bytes = {&m_.bytes_sent_per_step, &m_.counted_bytes, &m_.peak_resident_bytes,
+                                      &m_.peak_rss_growth_bytes, &m_.pss_growth_bytes};
   m_.plan = plan;
   for (zero::Memory* memory : {&m_.kept, &m_.plan})
     bytes.insert(bytes.end(), {&memory->parameters, &memory->gradients, &memory->optimizer_state, &memory->buffers});

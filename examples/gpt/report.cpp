@@ -29,26 +29,41 @@ bool on_terminal() {
   std::array<char, 64> target{};
   const std::string link = "/proc/" + std::to_string(getppid()) + "/fd/1";
   const ssize_t n = readlink(link.c_str(), target.data(), target.size() - 1);
-  return n > 0 && (std::string(target.data()).rfind("/dev/pts/", 0) == 0 || std::string(target.data()).rfind("/dev/tty", 0) == 0);
+  return n > 0 &&
+         (std::string(target.data()).rfind("/dev/pts/", 0) == 0 || std::string(target.data()).rfind("/dev/tty", 0) == 0);
 }
 
 nlohmann::ordered_json to_json(const Measurements& m) {
   const auto by_category = [](const zero::Memory& memory) {
-    return nlohmann::ordered_json{{"parameters", memory.parameters}, {"gradients", memory.gradients},
-                                  {"optimizer_state", memory.optimizer_state}, {"buffers", memory.buffers}};
+    return nlohmann::ordered_json{{"parameters", memory.parameters},
+                                  {"gradients", memory.gradients},
+                                  {"optimizer_state", memory.optimizer_state},
+                                  {"buffers", memory.buffers}};
   };
-  return {{"model", m.model}, {"optimizer", m.optimizer}, {"stage", m.stage < 0 ? nlohmann::ordered_json("plain") : nlohmann::ordered_json(m.stage)},
-          {"world_size", m.world_size}, {"parameter_count", m.parameter_count}, {"padded_count", m.padded_count},
-          {"tokens_per_step", m.tokens_per_step}, {"tokens_per_second", m.tokens_per_second()},
-          {"bytes_sent_per_step", m.bytes_sent_per_step}, {"resident_bytes", by_category(m.kept)}, {"planned_bytes", by_category(m.plan)},
-          {"counted_bytes", m.counted_bytes}, {"peak_resident_bytes", m.peak_resident_bytes},
-          {"peak_rss_growth_bytes", m.peak_rss_growth_bytes}, {"pss_growth_bytes", m.pss_growth_bytes},
-          {"text_sha256", m.text_sha256}, {"text_bytes", m.text_bytes}, {"losses", m.losses}, {"seconds", m.seconds}};
+  return {{"model", m.model},
+          {"optimizer", m.optimizer},
+          {"stage", m.stage < 0 ? nlohmann::ordered_json("plain") : nlohmann::ordered_json(m.stage)},
+          {"world_size", m.world_size},
+          {"parameter_count", m.parameter_count},
+          {"padded_count", m.padded_count},
+          {"tokens_per_step", m.tokens_per_step},
+          {"tokens_per_second", m.tokens_per_second()},
+          {"bytes_sent_per_step", m.bytes_sent_per_step},
+          {"resident_bytes", by_category(m.kept)},
+          {"planned_bytes", by_category(m.plan)},
+          {"counted_bytes", m.counted_bytes},
+          {"peak_resident_bytes", m.peak_resident_bytes},
+          {"peak_rss_growth_bytes", m.peak_rss_growth_bytes},
+          {"pss_growth_bytes", m.pss_growth_bytes},
+          {"text_sha256", m.text_sha256},
+          {"text_bytes", m.text_bytes},
+          {"losses", m.losses},
+          {"seconds", m.seconds}};
 }
 
 void print_memory_row(const char* stage, const char* what, double parameters, double gradients, double state, double buffers) {
-  std::printf("  %-6s %-9s %11.2f %11.2f %11.2f %11.2f %11.2f\n", stage, what, parameters / 0x1p20, gradients / 0x1p20, state / 0x1p20,
-              buffers / 0x1p20, (parameters + gradients + state + buffers) / 0x1p20);
+  std::printf("  %-6s %-9s %11.2f %11.2f %11.2f %11.2f %11.2f\n", stage, what, parameters / 0x1p20, gradients / 0x1p20,
+              state / 0x1p20, buffers / 0x1p20, (parameters + gradients + state + buffers) / 0x1p20);
 }
 
 void print_memory_row(const char* stage, const char* what, const zero::Memory& m) {
@@ -70,7 +85,8 @@ std::string mebibytes(double bytes) { return format("%.1f", bytes / 0x1p20); }
 
 std::string with_commas(double number) {
   std::string digits = format("%.0f", number);
-  for (auto at = static_cast<std::ptrdiff_t>(digits.size()) - 3; at > (digits[0] == '-' ? 1 : 0); at -= 3) digits.insert(static_cast<std::size_t>(at), 1, ',');
+  for (auto at = static_cast<std::ptrdiff_t>(digits.size()) - 3; at > (digits[0] == '-' ? 1 : 0); at -= 3)
+    digits.insert(static_cast<std::size_t>(at), 1, ',');
   return digits;
 }
 
@@ -91,8 +107,9 @@ void Progress::show(std::int64_t step, double loss, double tokens_per_second, st
   next_ = now + (redraw_ ? 0.1 : 5.0);
 
   const double left = std::max(0.0, std::ceil(now / done - now));
-  const std::string count = seconds_ > 0 ? format("step %lld", static_cast<long long>(step))
-                                         : format("step %lld/%lld", static_cast<long long>(step), static_cast<long long>(steps_));
+  const std::string count = seconds_ > 0
+                                ? format("step %lld", static_cast<long long>(step))
+                                : format("step %lld/%lld", static_cast<long long>(step), static_cast<long long>(steps_));
   const std::string facts = count + format("  loss %.4f", loss) + "  " + with_commas(tokens_per_second) + " tokens/s  " +
                             mebibytes(static_cast<double>(resident_bytes)) + " MiB/rank" +
                             format("  ETA %d:%02d", static_cast<int>(left) / 60, static_cast<int>(left) % 60);
@@ -119,8 +136,9 @@ void write_json(const std::string& path, const Measurements& run, const std::vec
 void print_summary(const Measurements& m) {
   const auto n = m.losses.size();
   if (n == 0) return;
-  std::printf("%zu steps, loss %.4f -> %.4f, %s tokens/s, %s MiB kept per rank, %s bytes sent per rank and step\n", n, m.losses.front(),
-              m.losses.back(), with_commas(m.tokens_per_second()).c_str(), mebibytes(static_cast<double>(m.kept.total())).c_str(),
+  std::printf("%zu steps, loss %.4f -> %.4f, %s tokens/s, %s MiB kept per rank, %s bytes sent per rank and step\n", n,
+              m.losses.front(), m.losses.back(), with_commas(m.tokens_per_second()).c_str(),
+              mebibytes(static_cast<double>(m.kept.total())).c_str(),
               with_commas(static_cast<double>(m.bytes_sent_per_step)).c_str());
 }
 
@@ -128,8 +146,8 @@ void print_stage_table(const std::vector<Measurements>& stages) {
   if (stages.empty()) return;
   const double psi = static_cast<double>(stages.front().parameter_count);
   const int ranks = stages.front().world_size;
-  std::printf("\nWhat each rank keeps between backward and step, MiB (%s parameters, %s, %d rank%s)\n", with_commas(psi).c_str(),
-              stages.front().optimizer.c_str(), ranks, ranks == 1 ? "" : "s");
+  std::printf("\nWhat each rank keeps between backward and step, MiB (%s parameters, %s, %d rank%s)\n",
+              with_commas(psi).c_str(), stages.front().optimizer.c_str(), ranks, ranks == 1 ? "" : "s");
   std::printf("  %-6s %-9s %11s %11s %11s %11s %11s\n", "stage", "", "parameters", "gradients", "state", "buffers", "total");
   for (const auto& m : stages) {
     const std::string name = std::to_string(m.stage);
@@ -140,9 +158,11 @@ void print_stage_table(const std::vector<Measurements>& stages) {
     print_memory_row("", "formula", 4 * psi, 4 * psi, state, 0);
     std::printf("  %-6s %-9s %59.2f\n", "", "counted", static_cast<double>(m.counted_bytes) / 0x1p20);
   }
-  std::printf("  planned: the formula with what alignment adds and the buffers the library declares; counted: all tensors' and shared\n"
-              "  memory that came with the run, seen from outside the library\n");
-  std::printf("\nBytes each rank sent per step\n  %-6s %15s   %s\n", "stage", "measured", "formula 2\xCE\xA8(N-1)/N, 4 bytes each");
+  std::printf(
+      "  planned: the formula with what alignment adds and the buffers the library declares; counted: all tensors' and shared\n"
+      "  memory that came with the run, seen from outside the library\n");
+  std::printf("\nBytes each rank sent per step\n  %-6s %15s   %s\n", "stage", "measured",
+              "formula 2\xCE\xA8(N-1)/N, 4 bytes each");
   for (const auto& m : stages)
     std::printf("  %-6d %15s   %s\n", m.stage, with_commas(static_cast<double>(m.bytes_sent_per_step)).c_str(),
                 with_commas(2 * 4 * psi * (ranks - 1) / ranks).c_str());

@@ -13,16 +13,16 @@ namespace gpt {
 /// What train() measures. Bytes are the largest of all ranks.
 struct Measurements {
   std::string model, optimizer;
-  int stage = 0;       ///< -1: without zero
+  int stage = 0;  ///< -1: without zero
   int world_size = 1;
   std::int64_t parameter_count = 0, padded_count = 0;
-  std::int64_t tokens_per_step = 0;     ///< of all ranks together
-  std::vector<double> losses;           ///< mean over ranks and micro-batches, before the update
-  std::vector<double> seconds;          ///< per step, the slowest rank
-  std::int64_t bytes_sent_per_step = 0; ///< by one rank, in the last step
-  zero::Memory kept;                    ///< between backward and step, as the optimizer says
-  zero::Memory plan;                    ///< what it should be, by formula
-  std::int64_t counted_bytes = 0;       ///< the same moment: growth of tensors' memory and of shared memory, counted from outside
+  std::int64_t tokens_per_step = 0;      ///< of all ranks together
+  std::vector<double> losses;            ///< mean over ranks and micro-batches, before the update
+  std::vector<double> seconds;           ///< per step, the slowest rank
+  std::int64_t bytes_sent_per_step = 0;  ///< by one rank, in the last step
+  zero::Memory kept;                     ///< between backward and step, as the optimizer says
+  zero::Memory plan;                     ///< what it should be, by formula
+  std::int64_t counted_bytes = 0;  ///< the same moment: growth of tensors' memory and of shared memory, counted from outside
   std::int64_t peak_resident_bytes = 0, peak_rss_growth_bytes = 0, pss_growth_bytes = 0;
   std::string text_sha256;
   std::int64_t text_bytes = 0;
@@ -30,8 +30,8 @@ struct Measurements {
   double tokens_per_second() const;  ///< by the median step, the first two left out
 };
 
-std::string mebibytes(double bytes);       ///< "12.7"
-std::string with_commas(double number);    ///< "12,345"
+std::string mebibytes(double bytes);     ///< "12.7"
+std::string with_commas(double number);  ///< "12,345"
 
 /// A line that redraws itself on a terminal, and a line now and then elsewhere.
 class Progress {

@@ -12,18 +12,31 @@ std::optional<Settings> parse(int argc, char** argv, bool speaks) {
   Settings s;
   CLI::App app{"Trains a byte-level GPT on text. Start it by `mpirun -n N` to train on N ranks, or as it is to train on one."};
   app.add_option("--text", s.text, "Files, or folders (all files in them)");
-  app.add_option("--model", s.model, "Size of the model")->check(CLI::IsMember({"tiny", "small", "medium", "wide"}))->capture_default_str();
-  app.add_option("--stage", s.stage, "0: everything on every rank; 1: optimizer state sharded")->check(CLI::IsMember({0, 1}))->capture_default_str();
-  app.add_option("--optimizer", s.optimizer, "Class in torch::optim")->check(CLI::IsMember({"adamw", "adam", "sgd"}))->capture_default_str();
+  app.add_option("--model", s.model, "Size of the model")
+      ->check(CLI::IsMember({"tiny", "small", "medium", "wide"}))
+      ->capture_default_str();
+  app.add_option("--stage", s.stage, "0: everything on every rank; 1: optimizer state sharded")
+      ->check(CLI::IsMember({0, 1}))
+      ->capture_default_str();
+  app.add_option("--optimizer", s.optimizer, "Class in torch::optim")
+      ->check(CLI::IsMember({"adamw", "adam", "sgd"}))
+      ->capture_default_str();
   auto* steps = app.add_option("--steps", s.steps, "Optimizer steps")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--seconds", s.seconds, "Train this long instead of a number of steps")->check(CLI::PositiveNumber)->excludes(steps);
+  app.add_option("--seconds", s.seconds, "Train this long instead of a number of steps")
+      ->check(CLI::PositiveNumber)
+      ->excludes(steps);
   auto* micro_batch = app.add_option("--micro-batch", s.micro_batch, "Sequences per rank and forward")
-      ->check(CLI::PositiveNumber)->capture_default_str();
+                          ->check(CLI::PositiveNumber)
+                          ->capture_default_str();
   app.add_option("--accumulate", s.accumulate, "Micro-batches per step")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--clip", s.clip, "Largest 2-norm of the gradient; 0: no clipping")->check(CLI::NonNegativeNumber)->capture_default_str();
+  app.add_option("--clip", s.clip, "Largest 2-norm of the gradient; 0: no clipping")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   app.add_option("--lr", s.lr, "Learning rate")->check(CLI::NonNegativeNumber)->capture_default_str();
   app.add_option("--seed", s.seed, "Order of the data")->capture_default_str();
-  app.add_option("--bucket-bytes", s.bucket_bytes, "Gradients that are reduced together")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--bucket-bytes", s.bucket_bytes, "Gradients that are reduced together")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--json", s.json, "Write measurements to this file (rank 0)");
   app.add_option("--generate", s.generate, "Bytes of text to generate after training")->check(CLI::NonNegativeNumber);
   app.add_option("--prompt", s.prompt, "What generated text begins with")->capture_default_str();

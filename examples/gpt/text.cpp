@@ -19,7 +19,8 @@ void append_file(const fs::path& path, std::string& text) {
   std::ifstream file(path, std::ios::binary);
   TORCH_CHECK(file.good(), "--text: can't read ", path.string());
   std::array<char, 1 << 16> piece;
-  while (file.read(piece.data(), piece.size()), file.gcount() > 0) text.append(piece.data(), static_cast<std::size_t>(file.gcount()));
+  while (file.read(piece.data(), piece.size()), file.gcount() > 0)
+    text.append(piece.data(), static_cast<std::size_t>(file.gcount()));
   TORCH_CHECK(!file.bad(), "--text: can't read ", path.string());
 }
 
@@ -79,9 +80,10 @@ std::string pseudo_text(std::size_t bytes) {
   return text;
 }
 
-Batches::Batches(const std::string& text, std::int64_t context, std::uint64_t seed) : text_(text), context_(context), key_(kBatchKey + seed) {
-  TORCH_CHECK(static_cast<std::int64_t>(text.size()) > context, "--text: ", text.size(), " bytes are fewer than the ", context + 1,
-              " of one window of this model");
+Batches::Batches(const std::string& text, std::int64_t context, std::uint64_t seed)
+    : text_(text), context_(context), key_(kBatchKey + seed) {
+  TORCH_CHECK(static_cast<std::int64_t>(text.size()) > context, "--text: ", text.size(), " bytes are fewer than the ",
+              context + 1, " of one window of this model");
 }
 
 std::pair<at::Tensor, at::Tensor> Batches::get(const Position& at, std::int64_t rows) const {

@@ -45,7 +45,7 @@ class ZERO_API Buffer {
   Buffer() = default;
   explicit Buffer(std::shared_ptr<Impl> impl);
   bool defined() const { return impl_ != nullptr; }
-  void* data() const;           ///< 64-byte aligned; zero-filled when allocated
+  void* data() const;  ///< 64-byte aligned; zero-filled when allocated
   std::int64_t bytes() const;
   const std::shared_ptr<Impl>& impl() const { return impl_; }
 
@@ -85,7 +85,8 @@ class ZERO_API Communicator {
   /// for float64) and rounded once. output may be this rank's own slice of input. Float types of any width and complex
   /// (as pairs of reals), on the CPU. Input inside a Buffer of this communicator on every rank: no staging copy.
   /// Sends (N−1)·k elements per rank.
-  void reduce_scatter(const at::Tensor& input, const at::Tensor& output, double divisor = 1, const std::string& what = {}) const;
+  void reduce_scatter(const at::Tensor& input, const at::Tensor& output, double divisor = 1,
+                      const std::string& what = {}) const;
 
   /// Collective. `shard`: k elements; `full`: N × k elements; both contiguous, same dtype (any type: bytes are moved).
   /// shard may be this rank's own slice of full. Zero-copy as above when `full` (in-place shard) or `shard` lies in a Buffer.

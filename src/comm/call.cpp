@@ -10,16 +10,26 @@ namespace zero {
 
 const char* name_of(Op op) {
   switch (op) {
-    case Op::reduce_scatter: return "reduce_scatter";
-    case Op::all_gather: return "all_gather";
-    case Op::all_reduce: return "all_reduce";
-    case Op::broadcast: return "broadcast";
-    case Op::exchange: return "exchange";
-    case Op::barrier: return "barrier";
-    case Op::allocate: return "allocate";
-    case Op::split: return "split";
-    case Op::duplicate: return "duplicate";
-    case Op::refuse: return "a refused call";
+    case Op::reduce_scatter:
+      return "reduce_scatter";
+    case Op::all_gather:
+      return "all_gather";
+    case Op::all_reduce:
+      return "all_reduce";
+    case Op::broadcast:
+      return "broadcast";
+    case Op::exchange:
+      return "exchange";
+    case Op::barrier:
+      return "barrier";
+    case Op::allocate:
+      return "allocate";
+    case Op::split:
+      return "split";
+    case Op::duplicate:
+      return "duplicate";
+    case Op::refuse:
+      return "a refused call";
   }
   return "unknown call";
 }

@@ -12,7 +12,18 @@
 
 namespace zero {
 
-enum class Op : std::uint8_t { reduce_scatter, all_gather, all_reduce, broadcast, exchange, barrier, allocate, split, duplicate, refuse };
+enum class Op : std::uint8_t {
+  reduce_scatter,
+  all_gather,
+  all_reduce,
+  broadcast,
+  exchange,
+  barrier,
+  allocate,
+  split,
+  duplicate,
+  refuse
+};
 
 const char* name_of(Op op);
 

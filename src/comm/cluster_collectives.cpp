@@ -25,9 +25,7 @@ void round_to(char* output, const char* wide, std::int64_t count) {
 }  // namespace
 
 // Of one slice; N of them fit into half the staging memory, and doubled (a part in float) into one message.
-std::int64_t ClusterImpl::chunk_bytes() const {
-  return std::min(staging_bytes() / 2 / size(), kMaxMessage / 2) / 64 * 64;
-}
+std::int64_t ClusterImpl::chunk_bytes() const { return std::min(staging_bytes() / 2 / size(), kMaxMessage / 2) / 64 * 64; }
 
 char* ClusterImpl::arena(std::int64_t bytes) {
   if (arena_ == nullptr) arena_ = std::make_shared<std::vector<char>>();
@@ -74,7 +72,9 @@ void ClusterImpl::do_reduce_scatter(const Call& call, const char* input, char* o
   const std::int64_t room = chunk * widening;
   const auto buffers = static_cast<std::int64_t>(slices.size() + others_.size());
   char* const memory = arena(2 * buffers * room);
-  const auto outgoing = [&](int parity, std::size_t i) { return memory + (parity * buffers + static_cast<std::int64_t>(i)) * room; };
+  const auto outgoing = [&](int parity, std::size_t i) {
+    return memory + (parity * buffers + static_cast<std::int64_t>(i)) * room;
+  };
   const auto incoming = [&](int parity, std::size_t i) { return outgoing(parity, slices.size() + i); };
   Wire::Pending sends[2] = {Wire::Pending(arena_), Wire::Pending(arena_)};
   Wire::Pending receives[2] = {Wire::Pending(arena_), Wire::Pending(arena_)};
@@ -107,7 +107,8 @@ void ClusterImpl::do_reduce_scatter(const Call& call, const char* input, char* o
       if (!alone()) {
         std::vector<const void*> members;
         for (int m = 0; m < team_.size(); ++m) {
-          members.push_back(staged ? staging->data(m) + side + s * chunk : reach_[static_cast<std::size_t>(m)] + s * slice + begin);
+          members.push_back(staged ? staging->data(m) + side + s * chunk
+                                   : reach_[static_cast<std::size_t>(m)] + s * slice + begin);
         }
         kernels::sum_ranks_wide(outgoing(parity, i), members.data(), team_.size(), bytes / call.item_bytes, call.real);
         part = outgoing(parity, i);
@@ -136,7 +137,8 @@ void ClusterImpl::spread(std::int64_t slice, std::int64_t begin, std::int64_t by
   for (int member = 0; member < team_.size(); ++member) {
     if (member == team_.rank()) continue;
     for (int s : slices_of(member)) {
-      const char* from = staged ? staging->data(member) + side + s * chunk : reach_[static_cast<std::size_t>(member)] + s * slice + begin;
+      const char* from =
+          staged ? staging->data(member) + side + s * chunk : reach_[static_cast<std::size_t>(member)] + s * slice + begin;
       kernels::bulk_copy(full + s * slice + begin, from, bytes);
     }
   }
@@ -154,7 +156,8 @@ void ClusterImpl::do_all_gather(const Call& call, const char* shard, char* full)
   const auto start = [&](std::int64_t begin, int p) {
     if (begin >= slice) return;
     const std::int64_t bytes = std::min(chunk, slice - begin);
-    for (std::size_t i = 1; i < slices.size(); ++i) wire_.receive(slices[i], full + slices[i] * slice + begin, bytes, receives[p]);
+    for (std::size_t i = 1; i < slices.size(); ++i)
+      wire_.receive(slices[i], full + slices[i] * slice + begin, bytes, receives[p]);
     for (int node : others_) post(map_.deputy(node, rank()), own + begin, bytes, sends);
   };
   start(0, 0);

@@ -80,7 +80,9 @@ ClusterImpl::~ClusterImpl() {
 }
 
 std::vector<std::string> ClusterImpl::swap(const std::string& mine) {
+  team_.patience = std::chrono::milliseconds(0);
   const auto here = team_.exchange(nullptr, mine);
+  team_.patience = 2 * kPatience;  // from here on the ranks of this node may be waiting for those of others
   std::string everything;
   if (team_.rank() == 0) {
     std::string ours;
@@ -115,9 +117,7 @@ std::vector<std::string> ClusterImpl::enter_with(const Call& call, const std::st
   return all;
 }
 
-void ClusterImpl::enter(const Call& call, const void* /*bytes*/, std::int64_t /*count*/) {
-  enter_with(call, {});
-}
+void ClusterImpl::enter(const Call& call, const void* /*bytes*/, std::int64_t /*count*/) { enter_with(call, {}); }
 
 std::shared_ptr<CommunicatorImpl> ClusterImpl::form(const std::vector<int>& /*members*/, int color, int key) {
   return split_mpi(wire_.comm(), color, key, wait_policy());

@@ -1,7 +1,8 @@
-// Collectives of ranks on several nodes: shared memory inside a node, MPI between nodes, by slice. For the slice that rank s owns,
-// every other node has one rank that deals with s (its local index is that of s, modulo the node's size): it adds its node's
-// contributions and sends them to s, or receives the slice from s for its node. So all ranks carry the same share of the network
-// traffic, there is no leader, and any distribution of ranks over nodes works.
+// Collectives of ranks on several nodes: shared memory inside a node, MPI between nodes, by slice. For the slice that rank s
+// owns, every other node has one rank that deals with s (its local index is that of s, modulo the node's size): it adds its
+// node's contributions and sends them to s, or receives the slice from s for its node. So all ranks carry the same share of the
+// network traffic, no data goes through a leader, and any distribution of ranks over nodes works. (Leaders, the lowest ranks of
+// their nodes, pass on small things only: the agreement on entry, exchange().)
 //
 // Order of summation: rank order within a node, then node order; between nodes in float (double for float64). A node of one rank
 // sends its numbers as they are.
@@ -63,8 +64,8 @@ class ClusterImpl final : public TeamImpl {
   std::vector<int> others_;                  ///< the other nodes
   std::vector<std::vector<int>> slices_of_;  ///< by local rank: its own slice, then those of other nodes that it deals with
   Wire wire_;
-  std::shared_ptr<std::vector<char>> arena_; ///< for parts on their way between nodes
-  std::vector<char> scratch_;                ///< conversion, padding
+  std::shared_ptr<std::vector<char>> arena_;  ///< for parts on their way between nodes
+  std::vector<char> scratch_;                 ///< conversion, padding
 };
 
 }  // namespace zero

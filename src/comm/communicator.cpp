@@ -52,8 +52,8 @@ class Arguments {
       wrong_ = text(small_name, " is ", c10::toString(small.scalar_type()), " but ", large_name, " is ",
                     c10::toString(large.scalar_type()));
     } else if (small.numel() * impl_.size() != large.numel()) {
-      wrong_ = text(large_name, " must have ", impl_.size(), " (ranks) times the elements of ", small_name, ": has ", large.numel(),
-                    ", not ", impl_.size(), " × ", small.numel());
+      wrong_ = text(large_name, " must have ", impl_.size(), " (ranks) times the elements of ", small_name, ": has ",
+                    large.numel(), ", not ", impl_.size(), " × ", small.numel());
     } else if (small.numel() > 0) {
       const auto* begin = static_cast<const char*>(large.const_data_ptr());
       const auto* part = static_cast<const char*>(small.const_data_ptr());
@@ -74,13 +74,23 @@ class Arguments {
     call_.divisor = divisor;
     switch (call_.dtype) {
       case ScalarType::Float:
-      case ScalarType::ComplexFloat: call_.real = kernels::DType::f32; break;
+      case ScalarType::ComplexFloat:
+        call_.real = kernels::DType::f32;
+        break;
       case ScalarType::Double:
-      case ScalarType::ComplexDouble: call_.real = kernels::DType::f64; break;
+      case ScalarType::ComplexDouble:
+        call_.real = kernels::DType::f64;
+        break;
       case ScalarType::Half:
-      case ScalarType::ComplexHalf: call_.real = kernels::DType::f16; break;
-      case ScalarType::BFloat16: call_.real = kernels::DType::bf16; break;
-      default: wrong_ = text("cannot add tensors of type ", c10::toString(call_.dtype)); return;
+      case ScalarType::ComplexHalf:
+        call_.real = kernels::DType::f16;
+        break;
+      case ScalarType::BFloat16:
+        call_.real = kernels::DType::bf16;
+        break;
+      default:
+        wrong_ = text("cannot add tensors of type ", c10::toString(call_.dtype));
+        return;
     }
     call_.item_bytes = kernels::size_of(call_.real);
     if (!(divisor != 0)) wrong_ = text("divisor is ", divisor);
@@ -129,7 +139,8 @@ Buffer Communicator::allocate(std::int64_t bytes, const std::string& what) const
   return Buffer(impl.allocate(call));
 }
 
-void Communicator::reduce_scatter(const at::Tensor& input, const at::Tensor& output, double divisor, const std::string& what) const {
+void Communicator::reduce_scatter(const at::Tensor& input, const at::Tensor& output, double divisor,
+                                  const std::string& what) const {
   auto& impl = attached(impl_);
   Call call = call_of(Op::reduce_scatter, what);
   Arguments arguments(impl, call);
@@ -181,7 +192,9 @@ Communicator Communicator::split(int color, int key) const {
   return Communicator(attached(impl_).split(call_of(Op::split, {}), color, key));
 }
 
-Communicator Communicator::duplicate() const { return Communicator(attached(impl_).split(call_of(Op::duplicate, {}), 0, rank())); }
+Communicator Communicator::duplicate() const {
+  return Communicator(attached(impl_).split(call_of(Op::duplicate, {}), 0, rank()));
+}
 
 void Communicator::fail(const std::string& why) const { attached(impl_).fail(why); }
 void Communicator::set_wait_policy(const WaitPolicy& policy) const { attached(impl_).set_wait_policy(policy); }

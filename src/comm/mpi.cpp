@@ -1,9 +1,9 @@
 // Starting and ending MPI, and make_communicator() of a build that has it. See zero/mpi.h.
 #include "zero/mpi.h"
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
-#include <atomic>
 #include <thread>
 
 #include "src/comm/launch.h"
@@ -91,9 +91,10 @@ void init_mpi() {
     std::atexit(finalize_at_exit);
   }
   if (provided < MPI_THREAD_SERIALIZED) {
-    std::fprintf(stderr,
-                 "zero: MPI gives less than MPI_THREAD_SERIALIZED: call the optimizer and its communicators from the thread that "
-                 "initialised MPI\n");
+    std::fprintf(
+        stderr,
+        "zero: MPI gives less than MPI_THREAD_SERIALIZED: call the optimizer and its communicators from the thread that "
+        "initialised MPI\n");
   }
 }
 

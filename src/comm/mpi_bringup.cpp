@@ -47,7 +47,8 @@ int leader_of_node(MPI_Comm comm, int rank, const WaitPolicy& policy) {
   ZERO_MPI(MPI_Comm_set_errhandler(node, MPI_ERRORS_RETURN));
   const auto ranks = gather_values(node, rank, policy, "making a communicator");
   const auto index = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
-  return ranks[static_cast<std::size_t>(index / limit * limit)];
+  const int first = index - index % limit;
+  return ranks[static_cast<std::size_t>(first)];
 }
 
 template <typename Step>
@@ -73,16 +74,21 @@ std::vector<Offer> agree(MPI_Comm comm, const Offer& mine, const WaitPolicy& pol
 std::shared_ptr<Slot> share_slots(MPI_Comm comm, int rank, int leader, int local, const WaitPolicy& policy) {
   const auto bytes = static_cast<std::int64_t>(sizeof(Slot)) * local;
   std::shared_ptr<Mapping> memory;
-  const auto offers = agree(comm, attempt([&](Offer& offer) {
-    if (rank != leader) return;
-    memory = Mapping::create(bytes, true);
-    for (int i = 0; i < local; ++i) new (memory->data() + static_cast<std::ptrdiff_t>(i) * static_cast<std::ptrdiff_t>(sizeof(Slot))) Slot;
-    const auto token = token_of(memory, true);
-    std::memcpy(offer.token, token.data(), std::min(token.size(), sizeof offer.token));
-  }), policy);
+  const auto offers =
+      agree(comm, attempt([&](Offer& offer) {
+              if (rank != leader) return;
+              memory = Mapping::create(bytes, true);
+              for (int i = 0; i < local; ++i)
+                new (memory->data() + static_cast<std::ptrdiff_t>(i) * static_cast<std::ptrdiff_t>(sizeof(Slot))) Slot;
+              const auto token = token_of(memory, true);
+              std::memcpy(offer.token, token.data(), std::min(token.size(), sizeof offer.token));
+            }),
+            policy);
   agree(comm, attempt([&](Offer&) {
-    if (rank != leader) memory = from_token({offers[static_cast<std::size_t>(leader)].token, sizeof Offer::token}, bytes, true);
-  }), policy);
+          if (rank != leader)
+            memory = from_token({offers[static_cast<std::size_t>(leader)].token, sizeof Offer::token}, bytes, true);
+        }),
+        policy);
   memory->close_fd();
   return {memory, reinterpret_cast<Slot*>(memory->data())};
 }

@@ -1,4 +1,5 @@
-// Small things that every file using MPI here needs: checked calls, an owned communicator, and gathering at bring-up with a timeout.
+// Small things that every file using MPI here needs: checked calls, an owned communicator, and gathering at bring-up with a
+// timeout.
 #pragma once
 
 #include <mpi.h>
@@ -53,7 +54,7 @@ std::vector<T> gather_values(MPI_Comm comm, const T& mine, const WaitPolicy& pol
   MPI_Request request = MPI_REQUEST_NULL;
   ZERO_MPI(MPI_Iallgather(&buffers->mine, sizeof(T), MPI_BYTE, buffers->all.data(), sizeof(T), MPI_BYTE, comm, &request));
   if (!poll_request(request, policy, what)) {
-    buffers.release();  // MPI may still write there
+    static_cast<void>(buffers.release());  // MPI may still write there
     ZERO_FAIL("zero: ", what, ": not all of the ", size, " ranks came within the timeout (ZERO_TIMEOUT_SECONDS)");
   }
   return std::move(buffers->all);

@@ -1,5 +1,5 @@
-// Collectives over shared memory, see node_impl.h. Memory ordering: whatever a rank wrote before a sync() may be read by its peers
-// after it, until the next sync().
+// Collectives over shared memory, see node_impl.h. Memory ordering: whatever a rank wrote before a sync() may be read by its
+// peers after it, until the next sync().
 #include "src/comm/node_impl.h"
 
 #include <algorithm>
@@ -66,7 +66,8 @@ void NodeImpl::do_reduce_scatter(const Call& call, const char* input, char* outp
   for (std::int64_t begin = 0; begin < slice; begin += chunk, side = half - side) {
     const std::int64_t bytes = std::min(chunk, slice - begin);
     for (int r = 0; r < ranks; ++r) {
-      if (r != own) std::memcpy(staging.data(own) + side + r * chunk, input + r * slice + begin, static_cast<std::size_t>(bytes));
+      if (r != own)
+        std::memcpy(staging.data(own) + side + r * chunk, input + r * slice + begin, static_cast<std::size_t>(bytes));
     }
     team_.sync();
     sum_members(output + begin, ranks, bytes / call.item_bytes, call, [&](int r) -> const char* {

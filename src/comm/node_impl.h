@@ -1,6 +1,6 @@
-// The collectives of ranks that all share memory: threads of a process, processes of a node, or one rank alone.
-// Three ways to move data, with the same bits: through the pages of the control block (small), straight out of the peers' memory
-// (when it lies in a Buffer), or in chunks through staging memory. thread.cpp and mpi_node.cpp add how to form a new communicator.
+// The collectives of ranks that all share memory: threads of a process, processes of a node, or one rank alone. Three ways to
+// move data, with the same bits: through the pages of the control block (small), straight out of the peers' memory (when it
+// lies in a Buffer), or in chunks through staging memory. thread.cpp and mpi_bringup.h add how to form a new communicator.
 #pragma once
 
 #include <string>

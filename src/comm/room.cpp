@@ -39,7 +39,8 @@ struct CgroupFiles {
   const char* usage;
   const char* reclaimable;  // in memory.stat: page cache that the kernel gives back before it kills
 };
-constexpr CgroupFiles kVersion1{"/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"};
+constexpr CgroupFiles kVersion1{"/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
+                                "total_inactive_file"};
 constexpr CgroupFiles kVersion2{"/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"};
 
 // A limit may be set at any level. In a container the path in /proc/self/cgroup may be the host's: then only the mount is there.

@@ -74,8 +74,9 @@ void Team::wait_for(int member, Clock::time_point& began, bool& warned) {
   if (began == Clock::time_point{}) began = Clock::now();
   while (!look_around(member, began, warned)) {
     if (progress) progress();
-    const auto left = policy.timeout - std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - began);
-    const auto nap = std::min<std::chrono::microseconds>(std::max(left, std::chrono::milliseconds(1)), progress ? kNap : kSleep);
+    const auto left = policy.timeout + patience - std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - began);
+    const auto nap =
+        std::min<std::chrono::microseconds>(std::max(left, std::chrono::milliseconds(1)), progress ? kNap : kSleep);
     other.sleepers.fetch_add(1);
     const auto bell = other.bell.load();
     if (!there()) futex_wait(other.bell, bell, nap);
@@ -89,7 +90,8 @@ bool Team::look_around(int member, Clock::time_point began, bool& warned) const 
   for (int other = 0; other < size(); ++other) {
     // In this order: who arrived and then left, or ended, has done its part.
     const auto status = slot(other).status.load(std::memory_order_acquire);
-    const bool ended = status == Status::here && slot(other).arrived.load(std::memory_order_acquire) < sequence_ && watch_.ended(other);
+    const bool ended =
+        status == Status::here && slot(other).arrived.load(std::memory_order_acquire) < sequence_ && watch_.ended(other);
     if (slot(other).arrived.load(std::memory_order_acquire) >= sequence_) {
       if (other == member) return true;
       continue;
@@ -100,13 +102,14 @@ bool Team::look_around(int member, Clock::time_point began, bool& warned) const 
   }
   check_failures();
   const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - began);
-  if (waited >= policy.timeout) {
+  if (waited >= policy.timeout + patience) {
     ZERO_FAIL(here(), ": waited ", readable(policy.timeout), ", the timeout, for ", name_ranks(missing),
               " (set by WaitPolicy or ZERO_TIMEOUT_SECONDS)");
   }
   if (!warned && waited >= policy.warn_after) {
     warned = true;
-    std::fprintf(stderr, "zero: %s: has waited %s for %s\n", here().c_str(), readable(waited).c_str(), name_ranks(missing).c_str());
+    std::fprintf(stderr, "zero: %s: has waited %s for %s\n", here().c_str(), readable(waited).c_str(),
+                 name_ranks(missing).c_str());
   }
   return false;
 }

@@ -19,12 +19,12 @@ namespace zero {
 class Team {
  public:
   struct Setup {
-    int rank = 0;              ///< in this team
-    std::vector<int> ranks;    ///< of the communicator, by rank in the team: what messages name
-    int world = 1;             ///< size of the communicator
+    int rank = 0;            ///< in this team
+    std::vector<int> ranks;  ///< of the communicator, by rank in the team: what messages name
+    int world = 1;           ///< size of the communicator
     const char* backend = "self";
-    std::shared_ptr<Slot> slots;           ///< ranks.size() of them; the pointer keeps the memory
-    std::vector<pid_t> pids;               ///< empty: threads of this process
+    std::shared_ptr<Slot> slots;  ///< ranks.size() of them; the pointer keeps the memory
+    std::vector<pid_t> pids;      ///< empty: threads of this process
   };
   explicit Team(Setup setup);
   ~Team();
@@ -61,6 +61,8 @@ class Team {
   void set_current(const Call& call) { current_ = call; }
 
   WaitPolicy policy;
+  /// Added to the timeout where those waited for may themselves be waiting for the rank that is missing: they name it first.
+  std::chrono::milliseconds patience{0};
   /// Called now and then while waiting (with short naps instead of long sleeps): progress of messages between nodes.
   std::function<void()> progress;
 

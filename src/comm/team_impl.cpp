@@ -81,8 +81,8 @@ void TeamImpl::compare(const std::vector<Call>& calls, const std::vector<std::st
                                      calls[r].staging, " on rank ", r));
     }
     if (calls[r].agrees_with(calls[0])) continue;
-    throw AgreedError(detail::text(team_.here(), ": the ranks disagree: rank 0 calls ", describe(calls[0]), "; rank ", r, " calls ",
-                                   describe(calls[r])));
+    throw AgreedError(detail::text(team_.here(), ": the ranks disagree: rank 0 calls ", describe(calls[0]), "; rank ", r,
+                                   " calls ", describe(calls[r])));
   }
 }
 
@@ -95,7 +95,8 @@ void TeamImpl::refuse(const std::string& message) {
 }
 
 void TeamImpl::find_window(Call& call, const void* data, std::int64_t bytes) {
-  windows_.erase(std::remove_if(windows_.begin(), windows_.end(), [](const auto& window) { return window.expired(); }), windows_.end());
+  windows_.erase(std::remove_if(windows_.begin(), windows_.end(), [](const auto& window) { return window.expired(); }),
+                 windows_.end());
   for (const auto& candidate : windows_) {
     auto window = candidate.lock();
     if (window == nullptr) continue;

@@ -40,8 +40,8 @@ std::string TeamImpl::room_verdict(std::int64_t bytes) const {
   });
 }
 
-std::shared_ptr<Buffer::Impl> TeamImpl::make_window(std::int64_t bytes, const std::string& what, std::vector<std::string> verdicts,
-                                                    const Swap& swap) {
+std::shared_ptr<Buffer::Impl> TeamImpl::make_window(std::int64_t bytes, const std::string& what,
+                                                    std::vector<std::string> verdicts, const Swap& swap) {
   const auto agree = [&](const std::vector<std::string>& all) {
     for (const auto& verdict : all) {
       if (verdict[0] == '+') continue;
@@ -65,7 +65,8 @@ std::shared_ptr<Buffer::Impl> TeamImpl::make_window(std::int64_t bytes, const st
       if (member == team_.rank()) continue;
       // Several nodes: tokens come in the order of the communicator's ranks.
       const auto index = tokens.size() == window->parts.size() ? member : team_.rank_in_world(member);
-      window->parts[static_cast<std::size_t>(member)] = from_token(tokens[static_cast<std::size_t>(index)].substr(1), bytes, shared);
+      window->parts[static_cast<std::size_t>(member)] =
+          from_token(tokens[static_cast<std::size_t>(index)].substr(1), bytes, shared);
     }
     return std::string();
   }));

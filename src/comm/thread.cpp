@@ -13,7 +13,9 @@
 
 namespace zero {
 
-std::shared_ptr<Slot> ThreadImpl::make_slots(int ranks) { return {new Slot[static_cast<std::size_t>(ranks)], std::default_delete<Slot[]>()}; }
+std::shared_ptr<Slot> ThreadImpl::make_slots(int ranks) {
+  return {new Slot[static_cast<std::size_t>(ranks)], std::default_delete<Slot[]>()};
+}
 
 std::shared_ptr<ThreadImpl> ThreadImpl::make(int rank, int size, std::shared_ptr<Slot> slots, const char* backend) {
   Team::Setup setup;
@@ -29,13 +31,15 @@ std::shared_ptr<CommunicatorImpl> ThreadImpl::form(const std::vector<int>& membe
   std::shared_ptr<Slot> slots;
   if (!members.empty() && members[0] == rank()) slots = make_slots(static_cast<int>(members.size()));
   // The first member shows the others where its pointer is, and keeps it there until all have copied it.
-  const std::shared_ptr<Slot>* pointer = &slots;
-  const auto pointers = swap({reinterpret_cast<const char*>(&pointer), sizeof pointer});
+  struct Token {
+    const std::shared_ptr<Slot>* slots;
+  } token{&slots};
+  const auto tokens = swap({reinterpret_cast<const char*>(&token), sizeof token});
   std::shared_ptr<ThreadImpl> formed;
   if (!members.empty()) {
-    std::memcpy(&pointer, pointers[static_cast<std::size_t>(members[0])].data(), sizeof pointer);
+    std::memcpy(&token, tokens[static_cast<std::size_t>(members[0])].data(), sizeof token);
     const auto index = std::find(members.begin(), members.end(), rank()) - members.begin();
-    formed = make(static_cast<int>(index), static_cast<int>(members.size()), *pointer, backend());
+    formed = make(static_cast<int>(index), static_cast<int>(members.size()), *token.slots, backend());
     formed->set_wait_policy(wait_policy());
   }
   swap({});

@@ -52,7 +52,10 @@ void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t seen, std::chron
 
 void futex_wake_all(std::atomic<std::uint32_t>& word) { syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
 
-Backoff::Backoff(int ranks) : spins_(ranks <= sysconf(_SC_NPROCESSORS_ONLN) ? 40 : 0) {}
+Backoff::Backoff(int ranks) {
+  static const long cores = sysconf(_SC_NPROCESSORS_ONLN);  // reads a file
+  spins_ = ranks <= cores ? 40 : 0;
+}
 
 bool Backoff::pause() {
   if (spins_ > 0) {

@@ -24,7 +24,7 @@ class Backoff {
   bool pause();
 
  private:
-  int spins_;
+  int spins_ = 0;
   int yields_ = 16;
 };
 

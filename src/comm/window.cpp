@@ -24,6 +24,9 @@ std::int64_t whole_pages(std::int64_t bytes) {
   return (std::max<std::int64_t>(bytes, 1) + page - 1) / page * page;
 }
 
+struct ThreadToken {
+  const std::shared_ptr<Mapping>* mapping;
+};
 struct ProcessToken {
   pid_t pid;
   int fd;
@@ -85,8 +88,8 @@ std::shared_ptr<Mapping> Mapping::open(pid_t pid, int fd, std::int64_t bytes) {
 
 std::string token_of(const std::shared_ptr<Mapping>& mapping, bool shared) {
   if (!shared) {
-    const auto* pointer = &mapping;
-    return {reinterpret_cast<const char*>(&pointer), sizeof pointer};
+    const ThreadToken token{&mapping};
+    return {reinterpret_cast<const char*>(&token), sizeof token};
   }
   const ProcessToken token{getpid(), mapping->fd()};
   return {reinterpret_cast<const char*>(&token), sizeof token};
@@ -94,9 +97,9 @@ std::string token_of(const std::shared_ptr<Mapping>& mapping, bool shared) {
 
 std::shared_ptr<Mapping> from_token(const std::string& token, std::int64_t bytes, bool shared) {
   if (!shared) {
-    const std::shared_ptr<Mapping>* pointer = nullptr;
-    std::memcpy(&pointer, token.data(), sizeof pointer);
-    return *pointer;
+    ThreadToken thread{};
+    std::memcpy(&thread, token.data(), sizeof thread);
+    return *thread.mapping;
   }
   ProcessToken process{};
   std::memcpy(&process, token.data(), sizeof process);

@@ -1,6 +1,6 @@
-// Memory that all ranks of a node can reach: one mapping per rank. Threads share pointers; each process has a memfd of its own that
-// the peers open through its /proc entry, so that nothing has a name, nothing outlives the processes, and each rank can let go
-// of its part by itself. Made by TeamImpl::allocate().
+// Memory that all ranks of a node can reach: one mapping per rank. Threads share pointers; each process has a memfd of its own
+// that the peers open through its /proc entry, so that nothing has a name, nothing outlives the processes, and each rank can
+// let go of its part by itself. Made by TeamImpl::allocate().
 #pragma once
 
 #include <sys/types.h>
@@ -38,7 +38,7 @@ class Mapping {
   bool counted_;
 };
 
-/// How this process shows a mapping to its peers; read_token() is for the peer.
+/// How this process shows a mapping to its peers; from_token() is for the peer.
 std::string token_of(const std::shared_ptr<Mapping>& mapping, bool shared);
 std::shared_ptr<Mapping> from_token(const std::string& token, std::int64_t bytes, bool shared);
 

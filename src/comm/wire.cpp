@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <new>
 #include <thread>
 #include <utility>
 
@@ -32,7 +33,7 @@ Wire::Pending::~Pending() {
     if (MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE) != MPI_SUCCESS) break;
     if (done != 0) return;
   }
-  if (keep != nullptr) new std::shared_ptr<void>(std::move(keep));
+  if (keep != nullptr) static_cast<void>(new (std::nothrow) std::shared_ptr<void>(std::move(keep)));
 }
 
 void Wire::send(int to, const void* data, std::int64_t bytes, Pending& pending) {
@@ -90,7 +91,7 @@ void Wire::look_around(const Pending& pending, Clock::time_point began, bool& wa
   missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
   if (missing.empty()) return;
   const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(now - began);
-  if (waited >= team_.policy.timeout) {
+  if (waited >= team_.policy.timeout + kPatience) {
     ZERO_FAIL(team_.here(), ": waited ", readable(team_.policy.timeout), ", the timeout, for messages of ", name_ranks(missing),
               " (set by WaitPolicy or ZERO_TIMEOUT_SECONDS)");
   }
@@ -103,7 +104,8 @@ void Wire::look_around(const Pending& pending, Clock::time_point began, bool& wa
 
 std::vector<std::string> Wire::swap(const std::vector<int>& peers, const std::string& out) {
   const auto pieces_from = [](std::int64_t total, const auto& piece) {
-    for (std::int64_t begin = kFirst - 8; begin < total; begin += kMaxMessage) piece(begin, std::min(kMaxMessage, total - begin));
+    for (std::int64_t begin = kFirst - 8; begin < total; begin += kMaxMessage)
+      piece(begin, std::min(kMaxMessage, total - begin));
   };
   struct Memory {
     std::string first = std::string(static_cast<std::size_t>(kFirst), '\0');
@@ -122,7 +124,8 @@ std::vector<std::string> Wire::swap(const std::vector<int>& peers, const std::st
   for (std::size_t i = 0; i < peers.size(); ++i) {
     receive(peers[i], memory->heads[i].data(), kFirst, receives);
     send(peers[i], memory->first.data(), kFirst, sends);
-    pieces_from(total, [&](std::int64_t begin, std::int64_t bytes) { send(peers[i], memory->out.data() + begin, bytes, sends); });
+    pieces_from(total,
+                [&](std::int64_t begin, std::int64_t bytes) { send(peers[i], memory->out.data() + begin, bytes, sends); });
   }
   wait(receives);
   for (std::size_t i = 0; i < peers.size(); ++i) {
@@ -179,7 +182,9 @@ void Wire::tell(bool failed, int origin, const std::string& why) noexcept {
   for (int attempt = 0; attempt < 100 && done == 0; ++attempt) {
     if (MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE) != MPI_SUCCESS) break;
   }
-  if (done == 0) notice.release();  // MPI may still read it: a peer that takes no messages any more mustn't hold this rank up
+  if (done == 0)
+    static_cast<void>(
+        notice.release());  // MPI may still read it: a peer that takes no messages any more mustn't hold this rank up
 }
 
 }  // namespace zero

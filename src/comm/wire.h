@@ -18,6 +18,9 @@ namespace zero {
 /// One message is at most this long (and its length fits MPI's int).
 constexpr std::int64_t kMaxMessage = std::int64_t{4} << 20;
 
+/// Ranks of one node name who is missing there after the timeout; who waits for another node gives them this much more to do so.
+constexpr std::chrono::milliseconds kPatience{200};
+
 class Wire {
  public:
   /// Messages that are on their way; wait() for them before their memory is touched or freed. When an exception gets in the way,

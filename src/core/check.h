@@ -38,11 +38,11 @@ template <typename A, typename B, typename... Parts>
     if (!(condition)) ZERO_FAIL(__VA_ARGS__, " (check failed: " #condition ")"); \
   } while (false)
 
-#define ZERO_CHECK_COMPARE_(op, a, b, ...)                                                                                   \
-  do {                                                                                                                       \
-    const auto& zero_a_ = (a);                                                                                               \
-    const auto& zero_b_ = (b);                                                                                               \
-    if (!(zero_a_ op zero_b_)) ::zero::detail::throw_comparison(#a " " #op " " #b, zero_a_, zero_b_, __VA_ARGS__);           \
+#define ZERO_CHECK_COMPARE_(op, a, b, ...)                                                                         \
+  do {                                                                                                             \
+    const auto& zero_a_ = (a);                                                                                     \
+    const auto& zero_b_ = (b);                                                                                     \
+    if (!(zero_a_ op zero_b_)) ::zero::detail::throw_comparison(#a " " #op " " #b, zero_a_, zero_b_, __VA_ARGS__); \
   } while (false)
 
 /// The same, printing both values.

@@ -1,5 +1,6 @@
 #include "core/wrapped.h"
 
+#include <ATen/ops/full.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -135,6 +136,29 @@ void for_each_state_tensor(WrappedClass kind, OptimizerParamState& state, const 
     case WrappedClass::kAdagrad: visit(static_cast<AdagradParamState&>(state).sum(), f); break;
     case WrappedClass::kOther: break;
   }
+}
+
+int state_tensors_per_element(WrappedClass kind, const OptimizerOptions& options) {
+  switch (kind) {
+    case WrappedClass::kAdam: return static_cast<const AdamOptions&>(options).amsgrad() ? 3 : 2;
+    case WrappedClass::kAdamW: return static_cast<const AdamWOptions&>(options).amsgrad() ? 3 : 2;
+    case WrappedClass::kSGD: return static_cast<const SGDOptions&>(options).momentum() != 0 ? 1 : 0;
+    case WrappedClass::kRMSprop: {
+      const auto& o = static_cast<const RMSpropOptions&>(options);
+      return 1 + (o.momentum() > 0 ? 1 : 0) + (o.centered() ? 1 : 0);
+    }
+    case WrappedClass::kAdagrad: return 1;
+    case WrappedClass::kOther: break;
+  }
+  return 0;
+}
+
+std::unique_ptr<OptimizerParamState> initial_state(WrappedClass kind, const OptimizerOptions& options, const at::Tensor& parameter) {
+  if (kind != WrappedClass::kAdagrad) return nullptr;
+  auto fresh = std::make_unique<AdagradParamState>();
+  fresh->sum(at::full(parameter.sizes(), static_cast<const AdagradOptions&>(options).initial_accumulator_value(),
+                      parameter.options().requires_grad(false)));
+  return fresh;
 }
 
 }  // namespace zero

@@ -1,5 +1,5 @@
 // Archives in the wrapped class's own layout, written and read by the wrapped class itself.
-#include <torch/serialize.h>
+#include <torch/serialize/archive.h>
 
 #include "core/check.h"
 #include "optimizer/impl.h"

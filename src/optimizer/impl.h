@@ -75,7 +75,8 @@ struct ZeroOptimizer::Impl {
   Facts facts(const Groups& groups) const;
   void follow(const Groups& groups);
   void place(const std::vector<char>& with_gradient);
-  void broadcast(std::size_t first_parameter);
+  /// Rank 0's values of the parameters from `first_parameter` on, through an arena of the spaces from `first_space` on.
+  void broadcast(std::size_t first_parameter, std::size_t first_space);
   bool first_setup() const { return layout == nullptr; }
 
   // --- step.cpp

@@ -1,31 +1,7 @@
 // What the optimizer keeps: measured from its tensors, and by formula for any stage and number of ranks.
-#include <torch/optim/adam.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/rmsprop.h>
-#include <torch/optim/sgd.h>
-
 #include "optimizer/impl.h"
 
 namespace zero {
-namespace {
-
-// State tensors per element of the parameter. A user's own class is not known: 0.
-int state_tensors(WrappedClass kind, const torch::optim::OptimizerOptions& options) {
-  switch (kind) {
-    case WrappedClass::kAdam: return static_cast<const torch::optim::AdamOptions&>(options).amsgrad() ? 3 : 2;
-    case WrappedClass::kAdamW: return static_cast<const torch::optim::AdamWOptions&>(options).amsgrad() ? 3 : 2;
-    case WrappedClass::kSGD: return static_cast<const torch::optim::SGDOptions&>(options).momentum() != 0 ? 1 : 0;
-    case WrappedClass::kRMSprop: {
-      const auto& o = static_cast<const torch::optim::RMSpropOptions&>(options);
-      return 1 + (o.momentum() > 0 ? 1 : 0) + (o.centered() ? 1 : 0);
-    }
-    case WrappedClass::kAdagrad: return 1;
-    case WrappedClass::kOther: break;
-  }
-  return 0;
-}
-
-}  // namespace
 
 Memory ZeroOptimizer::Impl::memory(const StateMap& state) const {
   Memory m;
@@ -59,7 +35,7 @@ Memory ZeroOptimizer::Impl::plan(const Groups& groups, Stage stage, int world_si
   if (sharded) m.parameters += as.padded_bytes();
   bool at_once = options.skip_nonfinite() || options.record_grad_norm();
   for (const auto& space : as.spaces()) {
-    m.optimizer_state += state_tensors(kind, groups[space.group].options()) * (sharded ? space.shard : space.size) * space.itemsize;
+    m.optimizer_state += state_tensors_per_element(kind, groups[space.group].options()) * (sharded ? space.shard : space.size) * space.itemsize;
     at_once = at_once || !fused_knows(kind, static_cast<at::ScalarType>(space.dtype));
   }
   const bool averages = world_size > 1 || (options.divisor() != 0 && options.divisor() != 1);

@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "core/check.h"
 #include "optimizer/impl.h"
@@ -120,11 +121,15 @@ void ZeroOptimizer::Impl::follow(const Groups& groups) {
                p.sizes(), " and type ", p.tensor.scalar_type(), "; it has shape ", gone->sizes(), " and type ",
                gone->tensor.scalar_type(), ", and only a tensor like it can take its place");
     const int index = static_cast<int>(gone - parameters.begin());
-    gradients->forget(index);
+    gradients->leave(index);
+    residents->release(index);
     still[index] = 1;
     gone->tensor = p.tensor;
   }
-  for (std::size_t i = 0; i < before; ++i) parameters[i].active = still[i] != 0;
+  for (std::size_t i = 0; i < before; ++i) {
+    if (parameters[i].active && !still[i]) residents->release(static_cast<int>(i));
+    parameters[i].active = still[i] != 0;
+  }
 }
 
 void ZeroOptimizer::Impl::place(const std::vector<char>& with_gradient) {
@@ -155,22 +160,34 @@ void ZeroOptimizer::Impl::take_state(StateMap& state) {
   }
 }
 
-void ZeroOptimizer::Impl::broadcast(std::size_t first_parameter) {
+void ZeroOptimizer::Impl::broadcast(std::size_t first_parameter, std::size_t first_space) {
   if (comm.size() == 1 || !options.broadcast_parameters()) return;
   const at::NoGradGuard no_grad;
+  // Through an arena of gradients, which holds none yet, rather than through staging that the communicator would have to keep.
+  const auto scratch = gradients->scratch(first_space);
   auto send = [&](const at::Tensor& t, const std::string& name) {
-    if (is_dense(t)) {
-      comm.broadcast(storage_order(t), 0, name);
-    } else {
-      auto copy = t.detach().contiguous();
-      comm.broadcast(copy, 0, name);
-      t.detach().copy_(copy);
+    const auto whole = is_dense(t) ? t.detach() : t.detach().contiguous();
+    auto* bytes = static_cast<char*>(whole.data_ptr());
+    const auto count = static_cast<std::int64_t>(whole.nbytes());
+    for (std::int64_t at = 0; at < count;) {
+      const auto chunk = scratch.numel() > 0 ? std::min(scratch.numel(), count - at) : count - at;
+      if (scratch.numel() > 0) {
+        const auto part = scratch.narrow(0, 0, chunk);
+        std::memcpy(part.data_ptr(), bytes + at, chunk);
+        comm.broadcast(part, 0, name);
+        std::memcpy(bytes + at, part.data_ptr(), chunk);
+      } else {
+        comm.broadcast(tensor_over(bytes + at, nullptr, {chunk}, {1}, at::kByte), 0, name);
+      }
+      at += chunk;
     }
+    if (!is_dense(t)) t.detach().copy_(whole);
     torch::autograd::impl::bump_version(t);
   };
   for (std::size_t i = first_parameter; i < parameters.size(); ++i) send(parameters[i].tensor, parameters[i].name);
   if (first_parameter == 0)
     for (std::size_t i = 0; i < module_buffers.size(); ++i) send(module_buffers[i], "buffer #" + std::to_string(i));
+  scratch.zero_();  // padding must be zero
 }
 
 void ZeroOptimizer::Impl::set_up(const Groups& groups, StateMap& state, const std::vector<char>& with_gradient) {
@@ -216,14 +233,16 @@ void ZeroOptimizer::Impl::set_up(const Groups& groups, StateMap& state, const st
     fused = make_fused_updater(kind, parameters);
     elementwise = make_elementwise_updater(kind, *inner, parameters);
   }
+  const std::size_t known_spaces = layout->spaces().size();
   place(with_gradient);
   gradients->allocate();
   reducer->allocate();
   residents->allocate();
-  for (std::size_t i = 0; i < parameters.size(); ++i) residents->adopt(static_cast<int>(i));
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    if (parameters[i].active) residents->adopt(static_cast<int>(i));
   gradients->watch();
   take_state(state);
-  broadcast(anew && first ? 0 : (anew ? parameters.size() : known));
+  broadcast(anew && first ? 0 : (anew ? parameters.size() : known), known_spaces);
 }
 
 }  // namespace zero

@@ -166,6 +166,7 @@ void ZeroOptimizer::Impl::enter(const char* call, Groups& groups, StateMap& stat
     const bool reuse = std::all_of(all.begin(), all.end(), [](const Message& m) { return m.header.unchanged != 0; });
     if (!reuse) {
       reducer->set_kept(false);
+      pending.grad_norm.reset();
       clip_factor = 1;  // an earlier clip is in the gradients' memory after collect()
       gradients->collect(present);
     }
@@ -221,7 +222,7 @@ double ZeroOptimizer::Impl::norm(Groups& groups, StateMap& state) {
 
 double ZeroOptimizer::Impl::clip(double max_norm, Groups& groups, StateMap& state) {
   const double before = norm(groups, state);
-  pending.grad_norm = before;
+  if (!pending.grad_norm) pending.grad_norm = before;  // the norm before the first of several clips
   // As LibTorch: a NaN norm makes every gradient NaN, an infinite one zero (and the infinite elements NaN).
   double factor = max_norm / (before + 1e-6);
   if (factor > 1) factor = 1;

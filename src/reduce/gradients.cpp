@@ -87,6 +87,12 @@ void Gradients::watch() {
   }
 }
 
+void Gradients::leave(int parameter) {
+  if (parameter >= static_cast<int>(entries_.size())) return;
+  if (entries_[parameter].view.defined()) leave_to_holders(parameter);
+  forget(parameter);
+}
+
 void Gradients::forget(int parameter) {
   if (parameter >= static_cast<int>(entries_.size())) return;
   auto& entry = entries_[parameter];
@@ -248,6 +254,11 @@ at::Tensor Gradients::bucket(int space, int bucket) const {
   const auto& b = s.buckets[bucket];
   return tensor_over(static_cast<char*>(arenas_[space].data()) + b.begin * s.itemsize, arenas_[space].impl(),
                      {b.shard * layout_.ranks()}, {1}, static_cast<at::ScalarType>(s.dtype));
+}
+
+at::Tensor Gradients::scratch(std::size_t first_space) const {
+  if (arenas_.size() <= first_space) return at::empty({0}, at::kByte);
+  return tensor_over(arenas_.back().data(), arenas_.back().impl(), {arenas_.back().bytes()}, {1}, at::kByte);
 }
 
 std::int64_t Gradients::bytes() const {

@@ -33,8 +33,8 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   void allocate();
   /// (Re-)installs the hooks of parameters that have a slot: after allocate(), and when a tensor was replaced or converted.
   void watch();
-  /// Forgets that parameter's hooks and view: its tensor was replaced by another.
-  void forget(int parameter);
+  /// The parameter's tensor will be replaced by another: takes our hooks off it and leaves it its gradient, in memory of its own.
+  void leave(int parameter);
 
   /// Why the present gradients can't be reduced, or empty: sparse, of another shape or type.
   std::string problem() const;
@@ -56,6 +56,10 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   /// One bucket of the arena, as a 1-D tensor.
   at::Tensor bucket(int space, int bucket) const;
 
+  /// An arena of the spaces from `first_space` on, as bytes (none: 0 of them), for use while no gradient lies in it; whoever
+  /// uses it leaves zeros.
+  at::Tensor scratch(std::size_t first_space) const;
+
   /// Bytes of the arenas, and of gradients that lie elsewhere.
   std::int64_t bytes() const;
 
@@ -75,6 +79,7 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   void accumulating(int parameter);
   void apply_factor(int parameter);
   bool is_ours(int parameter, const at::Tensor& grad) const;
+  void forget(int parameter);
   void make_view(int parameter);
   void leave_to_holders(int parameter);
   bool fits(int parameter, const at::Tensor& grad) const;

@@ -38,9 +38,10 @@ bool ResidentParameters::adopt(int parameter) {
   if (entries_.size() < parameters_.size()) entries_.resize(parameters_.size());
   auto& entry = entries_[parameter];
   const auto& tensor = parameters_[parameter].tensor;
-  const void* storage = tensor.storage().unsafeGetStorageImpl();
-  if (entry.storage == storage && entry.address == tensor.const_data_ptr()) return false;
-  const bool moved = entry.storage != nullptr;
+  const auto* storage = tensor.storage().unsafeGetStorageImpl();
+  const bool moved = static_cast<bool>(entry.storage);
+  if (moved && entry.storage.unsafeGetStorageImpl() == storage && entry.address == tensor.const_data_ptr()) return false;
+  release(parameter);  // aliases of the storage that the tensor has left
 
   if (flat_) {
     const auto& space = layout_.spaces()[slot.space];
@@ -60,9 +61,23 @@ bool ResidentParameters::adopt(int parameter) {
       entry.memory = entry.mirror.data_ptr();
     }
   }
-  entry.storage = storage;
+  entry.storage = tensor.storage();
   entry.address = tensor.const_data_ptr();
   return moved;
+}
+
+void ResidentParameters::release(int parameter) {
+  if (parameter >= static_cast<int>(entries_.size())) return;
+  auto& entry = entries_[parameter];
+  if (flat_ && entry.storage && !entry.mirrored && entry.storage.use_count() > 1) {
+    auto* storage = entry.storage.unsafeGetStorageImpl();
+    if (storage->data() == entry.memory) {
+      auto own = c10::GetAllocator(c10::kCPU)->allocate(storage->nbytes());
+      std::memcpy(own.get(), storage->data(), storage->nbytes());
+      storage->set_data_ptr_noswap(std::move(own));
+    }
+  }
+  entry = Entry{};
 }
 
 void ResidentParameters::repoint(int parameter, void* memory) {

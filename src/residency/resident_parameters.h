@@ -28,6 +28,10 @@ class ResidentParameters {
   /// (to(), torch::load, set_data): its values are then whatever the user put there.
   bool adopt(int parameter);
 
+  /// Gives the tensor (and whoever shares its storage) memory of its own again, with the values it has: its place in the arena
+  /// goes to another tensor, or to nobody.
+  void release(int parameter);
+
   /// The parameter's elements in the order the layout counts them.
   void* memory(int parameter) const;
 
@@ -45,8 +49,8 @@ class ResidentParameters {
  private:
   struct Entry {
     void* memory = nullptr;
-    const void* storage = nullptr;  ///< the StorageImpl and
-    const void* address = nullptr;  ///< the tensor's own address when adopted: a difference means it has moved
+    c10::Storage storage;           ///< of the tensor when adopted, and
+    const void* address = nullptr;  ///< its address: a difference means that it has moved
     bool mirrored = false;
     at::Tensor mirror;              ///< over `memory`
   };

@@ -1,13 +1,9 @@
 // The wrapped optimizer's own step() on flat pieces: for classes and types that the fused pass doesn't know.
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/mul.h>
-#include <torch/optim/adagrad.h>
 
 #include <unordered_map>
 
 #include "core/check.h"
-#include "kernels/kernels.h"
 #include "update/updater.h"
 
 namespace zero {
@@ -33,16 +29,13 @@ class ElementwiseUpdater : public Updater {
       const auto& parameter = parameters_[piece.parameter];
       auto& stand_in = stand_in_for(piece, parameter);
       stand_in.mutable_grad() = piece_tensor(piece, parameter, piece.grad, nullptr, parameter.tensor.scalar_type());
-      if (factor != 1) stand_in.mutable_grad() = stand_in.grad() * factor;  // never in place: it may be the rank's own gradient
+      if (factor != 1) stand_in.mutable_grad() = stand_in.grad().mul(factor);  // never in place: it may be the rank's own gradient
       inner_groups[parameter.group].params().push_back(stand_in);
       void* ours = parameter.tensor.unsafeGetTensorImpl();
       void* theirs = stand_in.unsafeGetTensorImpl();
       if (auto it = state.find(ours); it != state.end()) {
         inner_.state()[theirs] = std::move(it->second);
-      } else if (kind_ == WrappedClass::kAdagrad) {  // Adagrad makes its state in its constructor only
-        const auto& options = static_cast<const torch::optim::AdagradOptions&>(groups[parameter.group].options());
-        auto fresh = std::make_unique<torch::optim::AdagradParamState>();
-        fresh->sum(at::full(stand_in.sizes(), options.initial_accumulator_value(), stand_in.options().requires_grad(false)));
+      } else if (auto fresh = initial_state(kind_, groups[parameter.group].options(), stand_in)) {
         inner_.state()[theirs] = std::move(fresh);
       }
       moved.emplace_back(ours, theirs);

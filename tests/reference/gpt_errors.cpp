@@ -45,7 +45,8 @@ int main(int argc, char** argv) try {
     for (std::string line; std::getline(output, line);)
       if (line.rfind("gpt: ", 0) == 0) lines.push_back(line);
     const bool good = run.status != 0 && lines.size() == 1 && lines[0].find(test.expected) != std::string::npos;
-    std::printf("%s  [%s] status %d: %s\n", good ? "ok  " : "FAIL", test.arguments.c_str(), run.status, lines.empty() ? "" : lines[0].c_str());
+    std::printf("%s  [%s] status %d: %s\n", good ? "ok  " : "FAIL", test.arguments.c_str(), run.status,
+                lines.empty() ? "" : lines[0].c_str());
     if (!good) std::printf("expected one line with '%s', got:\n%s\n", test.expected.c_str(), run.output.c_str());
     failed += good ? 0 : 1;
   }

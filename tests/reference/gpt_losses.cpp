@@ -34,7 +34,8 @@ json train(const std::string& launcher, const std::string& text, const std::stri
   const std::string command = launcher + " --text " + quoted(text) + " --model " + model + " --stage " + std::to_string(stage) +
                               " --steps 20 --micro-batch 4 --quiet --json " + quoted(out);
   const Finished run = run_command(command);
-  if (run.status != 0) throw std::runtime_error(command + "\nends with status " + std::to_string(run.status) + ":\n" + run.output);
+  if (run.status != 0)
+    throw std::runtime_error(command + "\nends with status " + std::to_string(run.status) + ":\n" + run.output);
   return read_json(out);
 }
 
@@ -45,7 +46,8 @@ bool compare(const std::string& name, const std::vector<double>& ours, const std
     if (!(difference <= worst)) worst = difference;  // a NaN is kept
   }
   const bool good = worst <= kTolerance;
-  std::printf("%s: %zu losses, largest relative difference %.2e%s\n", name.c_str(), ours.size(), worst, good ? "" : ": TOO MUCH");
+  std::printf("%s: %zu losses, largest relative difference %.2e%s\n", name.c_str(), ours.size(), worst,
+              good ? "" : ": TOO MUCH");
   return good;
 }
 
@@ -76,14 +78,16 @@ int main(int argc, char** argv) try {
     const auto name = [&](int stage) { return model + " on " + text + ", stage " + std::to_string(stage); };
     std::vector<json> runs;
     for (int stage = 0; stage < 2; ++stage)
-      runs.push_back(train(launcher, path, model, stage, folder + "/" + model + "." + text + "." + std::to_string(stage) + ".json"));
+      runs.push_back(
+          train(launcher, path, model, stage, folder + "/" + model + "." + text + "." + std::to_string(stage) + ".json"));
     const std::string sha = runs[0]["text_sha256"];
     const std::string expected = reference["texts"][text]["sha256"];
     if (sha != expected) {
       std::printf("%s %s: another text, %s (reference: %s)\n", model.c_str(), text.c_str(), sha.c_str(), expected.c_str());
       if (text == "pseudo") good = false;  // made here: a difference is a mistake
     } else {
-      for (int stage = 0; stage < 2; ++stage) good &= compare(name(stage), runs[static_cast<std::size_t>(stage)]["losses"], test["losses"]);
+      for (int stage = 0; stage < 2; ++stage)
+        good &= compare(name(stage), runs[static_cast<std::size_t>(stage)]["losses"], test["losses"]);
     }
     if (runs[0]["losses"] != runs[1]["losses"]) {
       std::printf("%s on %s: stages 0 and 1 differ\n", model.c_str(), text.c_str());

@@ -296,6 +296,23 @@ TEST_CASE("narrowing rounds to nearest even, to subnormals and to infinity", "[k
   });
 }
 
+TEST_CASE("a NaN stays a NaN when it is narrowed, whatever its payload", "[kernels]") {
+  for_each_set([] {
+    for (const DType t : {DType::f16, DType::bf16}) {
+      // Payload in the low bits only, and all ones: truncation would make the first infinite, rounding the second zero.
+      for (const std::uint32_t pattern : {0x7f800001u, 0x7fffffffu, 0xffffffffu}) {
+        const std::size_t n = 11;  // a vector and a tail
+        std::vector<std::uint32_t> grad(n, pattern);
+        Buffer p(t, std::vector<double>(n, 1.0));
+        SgdArgs a;
+        a.lr = 1;
+        sgd(p.span(), {grad.data(), DType::f32}, {}, static_cast<std::int64_t>(n), a, 1);
+        for (std::size_t i = 0; i < n; ++i) CHECK(std::isnan(p.get(i)));
+      }
+    }
+  });
+}
+
 TEST_CASE("adam in double follows the formulas to 1e-12 over many steps", "[kernels]") {
   const std::size_t n = 37;
   for_each_set([&] {
