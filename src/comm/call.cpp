@@ -41,8 +41,8 @@ void Call::set_what(const std::string& text) {
 }
 
 bool Call::agrees_with(const Call& other) const {
-  return op == other.op && dtype == other.dtype && root == other.root && count == other.count &&
-         std::memcmp(&divisor, &other.divisor, sizeof divisor) == 0 && number == other.number;
+  return op == other.op && dtype == other.dtype && root == other.root && count == other.count && divisor == other.divisor &&
+         number == other.number;
 }
 
 std::string describe(const Call& call) {

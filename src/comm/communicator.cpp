@@ -3,7 +3,7 @@
 // An argument that is wrong on one rank only must not leave the others waiting: it is refused as a collective.
 #include "zero/communicator.h"
 
-#include <optional>
+#include <cmath>
 #include <utility>
 
 #include "src/comm/communicator_impl.h"
@@ -93,7 +93,7 @@ class Arguments {
         return;
     }
     call_.item_bytes = kernels::size_of(call_.real);
-    if (!(divisor != 0)) wrong_ = text("divisor is ", divisor);
+    if (divisor == 0 || std::isnan(divisor)) wrong_ = text("divisor is ", divisor);
   }
 
   // Bytes that are moved.

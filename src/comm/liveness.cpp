@@ -2,11 +2,11 @@
 #include "src/comm/liveness.h"
 
 #include <poll.h>
-#include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <fstream>
 #include <string>
 #include <utility>

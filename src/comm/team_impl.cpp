@@ -164,9 +164,9 @@ std::vector<std::string> TeamImpl::exchange(Call call, const std::string& mine) 
 
 std::shared_ptr<Buffer::Impl> TeamImpl::allocate(Call call) {
   return run(call, [&] {
-    auto verdicts = enter_with(call, room_verdict(call.count));
+    const auto verdicts = enter_with(call, room_verdict(call.count));
     const auto everywhere = [&](const std::string& mine) { return swap(mine); };
-    auto window = make_window(call.count, call.what, std::move(verdicts), everywhere);
+    auto window = make_window(call.count, call.what, verdicts, everywhere);
     window->id = next_window_++;
     windows_.push_back(window);
     return window;

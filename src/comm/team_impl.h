@@ -78,8 +78,8 @@ class TeamImpl : public CommunicatorImpl {
   template <typename Body>
   auto run(Call& call, const Body& body);
   using Swap = std::function<std::vector<std::string>(const std::string&)>;
-  std::shared_ptr<Buffer::Impl> make_window(std::int64_t bytes, const std::string& what, std::vector<std::string> verdicts,
-                                            const Swap& swap);
+  std::shared_ptr<Buffer::Impl> make_window(std::int64_t bytes, const std::string& what,
+                                            const std::vector<std::string>& verdicts, const Swap& swap);
   std::string room_verdict(std::int64_t bytes) const;
   void find_window(Call& call, const void* data, std::int64_t bytes);
   void break_down(std::exception_ptr error, int origin, const std::string& why);

@@ -41,7 +41,7 @@ std::string TeamImpl::room_verdict(std::int64_t bytes) const {
 }
 
 std::shared_ptr<Buffer::Impl> TeamImpl::make_window(std::int64_t bytes, const std::string& what,
-                                                    std::vector<std::string> verdicts, const Swap& swap) {
+                                                    const std::vector<std::string>& verdicts, const Swap& swap) {
   const auto agree = [&](const std::vector<std::string>& all) {
     for (const auto& verdict : all) {
       if (verdict[0] == '+') continue;
