@@ -18,8 +18,8 @@ namespace zero {
 
 /// Which of the three tensor families every rank keeps only its 1/N of (ZeRO, Rajbhandari et al. 2020).
 enum class Stage : int {
-  kReplicated = 0,       ///< nothing: every rank keeps all and repeats the same update
-  kOptimizerState = 1,   ///< optimizer state
+  kReplicated = 0,      ///< nothing: every rank keeps all and repeats the same update
+  kOptimizerState = 1,  ///< optimizer state
 };
 
 /// How the ranks' gradients become one.
@@ -36,31 +36,64 @@ class ZERO_API Options {
   Options(Communicator comm) : comm_(std::move(comm)) {}  // NOLINT(google-explicit-constructor)
 
   /// Default: Stage::kOptimizerState.
-  Options& stage(Stage s) { stage_ = s; return *this; }
+  Options& stage(Stage s) {
+    stage_ = s;
+    return *this;
+  }
   /// Bytes of gradients (in the parameters' own type) that are reduced and updated together; a larger parameter has a bucket of
   /// its own. Default 25 MiB.
-  Options& bucket_bytes(std::int64_t bytes) { bucket_bytes_ = bytes; return *this; }
+  Options& bucket_bytes(std::int64_t bytes) {
+    bucket_bytes_ = bytes;
+    return *this;
+  }
   /// Mean or sum over ranks.
-  Options& reduction(Reduction r) { reduction_ = r; return *this; }
+  Options& reduction(Reduction r) {
+    reduction_ = r;
+    return *this;
+  }
   /// Divides the sum over ranks by this number instead of the world size (overrides reduction()).
-  Options& divisor(double d) { divisor_ = d; return *this; }
+  Options& divisor(double d) {
+    divisor_ = d;
+    return *this;
+  }
   /// Names for error messages and the agreement check, and the module's buffers are broadcast with its parameters.
   /// The module must outlive construction (or attach()) only.
-  Options& module(const torch::nn::Module& m) { module_ = &m; return *this; }
+  Options& module(const torch::nn::Module& m) {
+    module_ = &m;
+    return *this;
+  }
   /// Names in the order of all groups' parameters, for programs without an nn::Module.
-  Options& names(std::vector<std::string> n) { names_ = std::move(n); return *this; }
+  Options& names(std::vector<std::string> n) {
+    names_ = std::move(n);
+    return *this;
+  }
   /// Everybody starts from rank 0's parameters (and buffers, with module()). Default true.
-  Options& broadcast_parameters(bool on) { broadcast_parameters_ = on; return *this; }
+  Options& broadcast_parameters(bool on) {
+    broadcast_parameters_ = on;
+    return *this;
+  }
   /// The wrapped class, unknown to this library, treats every element by itself: it may run on flat pieces of parameters.
   /// (Not so for LAMB, Muon or anything with a norm per tensor.)
-  Options& elementwise(bool on = true) { elementwise_ = on; return *this; }
+  Options& elementwise(bool on = true) {
+    elementwise_ = on;
+    return *this;
+  }
   /// A step whose averaged gradient holds an inf or NaN is skipped on all ranks, and last_step() names the first parameter.
   /// Default false: such a step does what torch::optim does.
-  Options& skip_nonfinite(bool on) { skip_nonfinite_ = on; return *this; }
+  Options& skip_nonfinite(bool on) {
+    skip_nonfinite_ = on;
+    return *this;
+  }
   /// Each step computes the norm of the averaged gradient for last_step(). Default false (clip_grad_norm_ computes it anyway).
-  Options& record_grad_norm(bool on) { record_grad_norm_ = on; return *this; }
+  Options& record_grad_norm(bool on) {
+    record_grad_norm_ = on;
+    return *this;
+  }
   /// Threads of the fused update; 0 (default): as many as LibTorch's at::get_num_threads().
-  Options& update_threads(int n) { update_threads_ = n; return *this; }
+  Options& update_threads(int n) {
+    update_threads_ = n;
+    return *this;
+  }
 
   const Communicator& comm() const { return comm_; }
   Stage stage() const { return stage_; }

@@ -74,7 +74,9 @@ void throw_first_difference(const Communicator& comm, const Facts& facts, const 
       if (have0 && have && first[i].first == theirs[i].first) {
         out << first[i].first << " is " << first[i].second << " on rank 0 and " << theirs[i].second << " on rank " << r;
       } else {
-        auto say = [](const Facts& f, std::size_t k) { return k < f.size() ? f[k].first + " = " + f[k].second : "nothing more"; };
+        auto say = [](const Facts& f, std::size_t k) {
+          return k < f.size() ? f[k].first + " = " + f[k].second : "nothing more";
+        };
         out << "rank 0 has " << say(first, i) << ", rank " << r << " has " << say(theirs, i);
       }
       ZERO_FAIL(out.str());

@@ -43,7 +43,8 @@ at::Tensor storage_order(const at::Tensor& t) {
 at::Tensor tensor_over(void* memory, std::shared_ptr<void> keep_alive, at::IntArrayRef sizes, at::IntArrayRef strides,
                        at::ScalarType dtype) {
   return at::from_blob(
-      memory, sizes, strides, [keep = std::move(keep_alive)](void*) mutable { keep.reset(); }, at::TensorOptions().dtype(dtype));
+      memory, sizes, strides, [keep = std::move(keep_alive)](void*) mutable { keep.reset(); },
+      at::TensorOptions().dtype(dtype));
 }
 
 std::vector<Parameter> list_parameters(const std::vector<torch::optim::OptimizerParamGroup>& groups,
@@ -69,7 +70,8 @@ std::vector<Parameter> list_parameters(const std::vector<torch::optim::Optimizer
       ZERO_CHECK(t.layout() == at::kStrided, p.name, " is not a dense (strided) tensor; sparse parameters are not supported");
       ZERO_CHECK(t.is_floating_point() || t.is_complex(), p.name, " has type ", t.scalar_type(),
                  "; only floating point and complex parameters can be optimized");
-      ZERO_CHECK(t.is_leaf(), p.name, " is not a leaf tensor: it is the result of an operation, so optimizing it would change nothing");
+      ZERO_CHECK(t.is_leaf(), p.name,
+                 " is not a leaf tensor: it is the result of an operation, so optimizing it would change nothing");
       ZERO_CHECK(t.device().is_cpu(), p.name, " is on ", t.device(), "; this build works on CPU tensors only");
       p.shape = t.sizes().vec();
       const auto [it, is_new] = seen.emplace(t.unsafeGetTensorImpl(), out.size());

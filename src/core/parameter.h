@@ -18,12 +18,12 @@ class OptimizerParamGroup;
 namespace zero {
 
 struct Parameter {
-  at::Tensor tensor;      ///< the user's own
-  std::string name;       ///< "fc.weight (group 0, #2)", or without a name "parameter #2 of group 0"
-  std::string plain_name; ///< "fc.weight", or empty
+  at::Tensor tensor;       ///< the user's own
+  std::string name;        ///< "fc.weight (group 0, #2)", or without a name "parameter #2 of group 0"
+  std::string plain_name;  ///< "fc.weight", or empty
   int group = 0;
-  int index = 0;          ///< within the group
-  bool active = true;     ///< false: the user has taken it out of its group
+  int index = 0;                    ///< within the group
+  bool active = true;               ///< false: the user has taken it out of its group
   std::vector<std::int64_t> shape;  ///< when it was registered
   at::IntArrayRef sizes() const { return shape; }
   ParameterSpec spec() const;

@@ -75,8 +75,12 @@ void check_wrappable(const Optimizer& optimizer, bool elementwise) {
 Facts describe_options(WrappedClass kind, const OptimizerOptions& options, const std::string& group) {
   Facts out;
   switch (kind) {
-    case WrappedClass::kAdam: describe_adam(static_cast<const AdamOptions&>(options), group, out); break;
-    case WrappedClass::kAdamW: describe_adam(static_cast<const AdamWOptions&>(options), group, out); break;
+    case WrappedClass::kAdam:
+      describe_adam(static_cast<const AdamOptions&>(options), group, out);
+      break;
+    case WrappedClass::kAdamW:
+      describe_adam(static_cast<const AdamWOptions&>(options), group, out);
+      break;
     case WrappedClass::kSGD: {
       const auto& o = static_cast<const SGDOptions&>(options);
       out.emplace_back("lr of " + group, exact(o.lr()));
@@ -123,9 +127,15 @@ void for_each_state_tensor(WrappedClass kind, OptimizerParamState& state, const 
     visit(s.max_exp_avg_sq(), f);
   };
   switch (kind) {
-    case WrappedClass::kAdam: adam(static_cast<AdamParamState&>(state)); break;
-    case WrappedClass::kAdamW: adam(static_cast<AdamWParamState&>(state)); break;
-    case WrappedClass::kSGD: visit(static_cast<SGDParamState&>(state).momentum_buffer(), f); break;
+    case WrappedClass::kAdam:
+      adam(static_cast<AdamParamState&>(state));
+      break;
+    case WrappedClass::kAdamW:
+      adam(static_cast<AdamWParamState&>(state));
+      break;
+    case WrappedClass::kSGD:
+      visit(static_cast<SGDParamState&>(state).momentum_buffer(), f);
+      break;
     case WrappedClass::kRMSprop: {
       auto& s = static_cast<RMSpropParamState&>(state);
       visit(s.square_avg(), f);
@@ -133,27 +143,36 @@ void for_each_state_tensor(WrappedClass kind, OptimizerParamState& state, const 
       visit(s.grad_avg(), f);
       break;
     }
-    case WrappedClass::kAdagrad: visit(static_cast<AdagradParamState&>(state).sum(), f); break;
-    case WrappedClass::kOther: break;
+    case WrappedClass::kAdagrad:
+      visit(static_cast<AdagradParamState&>(state).sum(), f);
+      break;
+    case WrappedClass::kOther:
+      break;
   }
 }
 
 int state_tensors_per_element(WrappedClass kind, const OptimizerOptions& options) {
   switch (kind) {
-    case WrappedClass::kAdam: return static_cast<const AdamOptions&>(options).amsgrad() ? 3 : 2;
-    case WrappedClass::kAdamW: return static_cast<const AdamWOptions&>(options).amsgrad() ? 3 : 2;
-    case WrappedClass::kSGD: return static_cast<const SGDOptions&>(options).momentum() != 0 ? 1 : 0;
+    case WrappedClass::kAdam:
+      return static_cast<const AdamOptions&>(options).amsgrad() ? 3 : 2;
+    case WrappedClass::kAdamW:
+      return static_cast<const AdamWOptions&>(options).amsgrad() ? 3 : 2;
+    case WrappedClass::kSGD:
+      return static_cast<const SGDOptions&>(options).momentum() != 0 ? 1 : 0;
     case WrappedClass::kRMSprop: {
       const auto& o = static_cast<const RMSpropOptions&>(options);
       return 1 + (o.momentum() > 0 ? 1 : 0) + (o.centered() ? 1 : 0);
     }
-    case WrappedClass::kAdagrad: return 1;
-    case WrappedClass::kOther: break;
+    case WrappedClass::kAdagrad:
+      return 1;
+    case WrappedClass::kOther:
+      break;
   }
   return 0;
 }
 
-std::unique_ptr<OptimizerParamState> initial_state(WrappedClass kind, const OptimizerOptions& options, const at::Tensor& parameter) {
+std::unique_ptr<OptimizerParamState> initial_state(WrappedClass kind, const OptimizerOptions& options,
+                                                   const at::Tensor& parameter) {
   if (kind != WrappedClass::kAdagrad) return nullptr;
   auto fresh = std::make_unique<AdagradParamState>();
   fresh->sum(at::full(parameter.sizes(), static_cast<const AdagradOptions&>(options).initial_accumulator_value(),

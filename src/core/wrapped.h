@@ -27,13 +27,15 @@ Facts describe_options(WrappedClass kind, const torch::optim::OptimizerOptions& 
 
 /// Calls f(tensor&) on every defined state tensor that has a number per element of the parameter (exp_avg, momentum_buffer, …).
 /// Nothing for kOther.
-void for_each_state_tensor(WrappedClass kind, torch::optim::OptimizerParamState& state, const std::function<void(at::Tensor&)>& f);
+void for_each_state_tensor(WrappedClass kind, torch::optim::OptimizerParamState& state,
+                           const std::function<void(at::Tensor&)>& f);
 
 /// How many such tensors a parameter has under these options. A user's own class is not known: 0.
 int state_tensors_per_element(WrappedClass kind, const torch::optim::OptimizerOptions& options);
 
 /// The state that a class makes in its constructor rather than in its first step (Adagrad's accumulator), else null.
-std::unique_ptr<torch::optim::OptimizerParamState> initial_state(WrappedClass kind, const torch::optim::OptimizerOptions& options,
+std::unique_ptr<torch::optim::OptimizerParamState> initial_state(WrappedClass kind,
+                                                                 const torch::optim::OptimizerOptions& options,
                                                                  const at::Tensor& parameter);
 
 }  // namespace zero

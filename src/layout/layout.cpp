@@ -40,8 +40,8 @@ void Layout::append(const std::vector<ParameterSpec>& specs, const std::vector<i
     const std::int64_t align = std::max<std::int64_t>(1, kAlignment / space.itemsize);
     const std::int64_t bucket_limit = std::max<std::int64_t>(align, bucket_bytes_ / space.itemsize);
     // While a bucket is open, `space.size` is the end of what it holds, and its `shard` is not known yet.
-    if (space.buckets.empty() || (space.size > space.buckets.back().begin &&
-                                  space.size - space.buckets.back().begin + spec.numel > bucket_limit)) {
+    if (space.buckets.empty() ||
+        (space.size > space.buckets.back().begin && space.size - space.buckets.back().begin + spec.numel > bucket_limit)) {
       if (!space.buckets.empty()) {
         auto& done = space.buckets.back();
         done.shard = round_up(round_up(space.size - done.begin, ranks_) / ranks_, align);

@@ -37,10 +37,11 @@ struct Slot {
 };
 
 struct Bucket {
-  std::int64_t begin = 0;         ///< from the start of the space
-  std::int64_t shard = 0;         ///< elements per rank; the bucket has shard × N
-  std::int64_t shards_before = 0; ///< sum of `shard` over the space's earlier buckets: where a rank's own shard lies in flat state
-  std::vector<int> parameters;    ///< in order of their offsets
+  std::int64_t begin = 0;  ///< from the start of the space
+  std::int64_t shard = 0;  ///< elements per rank; the bucket has shard × N
+  std::int64_t shards_before =
+      0;  ///< sum of `shard` over the space's earlier buckets: where a rank's own shard lies in flat state
+  std::vector<int> parameters;  ///< in order of their offsets
 };
 
 struct Space {

@@ -28,7 +28,8 @@ class Lent {
 
 void ZeroOptimizer::save(torch::serialize::OutputArchive& archive) const {
   auto& impl = *impl_;
-  ZERO_CHECK(!impl.attached() || impl.replicated(), "saving a sharded optimizer: this rank has only its part of the state, and "
+  ZERO_CHECK(!impl.attached() || impl.replicated(),
+             "saving a sharded optimizer: this rank has only its part of the state, and "
              "sharded checkpoints are not there yet. Save at stage 0, or in a world of one");
   auto& state = const_cast<ZeroOptimizer*>(this)->state_;
   const Lent lent(*impl.inner, param_groups_);
@@ -48,7 +49,8 @@ void ZeroOptimizer::load(torch::serialize::InputArchive& archive) {
     const Lent lent(*impl.inner, param_groups_);
     impl.inner->state().clear();
     impl.inner->load(archive);
-    for (std::size_t g = 0; g < param_groups_.size(); ++g) param_groups_[g].set_options(impl.inner->param_groups()[g].options().clone());
+    for (std::size_t g = 0; g < param_groups_.size(); ++g)
+      param_groups_[g].set_options(impl.inner->param_groups()[g].options().clone());
   }
   if (impl.attached()) {
     state_.clear();

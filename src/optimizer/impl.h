@@ -64,10 +64,10 @@ struct ZeroOptimizer::Impl {
   std::unique_ptr<ResidentParameters> residents;
   std::unique_ptr<Updater> fused, elementwise;
 
-  StepReport report;    ///< of the last step
-  StepReport pending;   ///< of the step that is being made: what clip_grad_norm_ has done already
+  StepReport report;   ///< of the last step
+  StepReport pending;  ///< of the step that is being made: what clip_grad_norm_ has done already
   double clip_factor = 1;
-  double kept_norm = 0; ///< of the kept averages, before clip_factor
+  double kept_norm = 0;  ///< of the kept averages, before clip_factor
   int kept_nonfinite = -1;
 
  private:

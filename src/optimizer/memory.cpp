@@ -11,7 +11,8 @@ Memory ZeroOptimizer::Impl::memory(const StateMap& state) const {
   m.buffers = reducer->bytes() + residents->mirror_bytes();
   for (const auto& item : state)
     if (item.second)
-      for_each_state_tensor(kind, *item.second, [&](at::Tensor& t) { m.optimizer_state += static_cast<std::int64_t>(t.nbytes()); });
+      for_each_state_tensor(kind, *item.second,
+                            [&](at::Tensor& t) { m.optimizer_state += static_cast<std::int64_t>(t.nbytes()); });
   return m;
 }
 
@@ -35,7 +36,8 @@ Memory ZeroOptimizer::Impl::plan(const Groups& groups, Stage stage, int world_si
   if (sharded) m.parameters += as.padded_bytes();
   bool at_once = options.skip_nonfinite() || options.record_grad_norm();
   for (const auto& space : as.spaces()) {
-    m.optimizer_state += state_tensors_per_element(kind, groups[space.group].options()) * (sharded ? space.shard : space.size) * space.itemsize;
+    m.optimizer_state +=
+        state_tensors_per_element(kind, groups[space.group].options()) * (sharded ? space.shard : space.size) * space.itemsize;
     at_once = at_once || !fused_knows(kind, static_cast<at::ScalarType>(space.dtype));
   }
   const bool averages = world_size > 1 || (options.divisor() != 0 && options.divisor() != 1);

@@ -53,8 +53,8 @@ bool ZeroOptimizer::Impl::needs_set_up(const Groups& groups) const {
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto& p = parameters[i];
     if (!p.active) continue;
-    ZERO_CHECK(p.tensor.sizes() == p.sizes(), p.name, " has shape ", p.tensor.sizes(), " now, but was registered with ", p.sizes(),
-               "; make a new optimizer for a model that changes its shape");
+    ZERO_CHECK(p.tensor.sizes() == p.sizes(), p.name, " has shape ", p.tensor.sizes(), " now, but was registered with ",
+               p.sizes(), "; make a new optimizer for a model that changes its shape");
     const auto& slot = layout->slot(static_cast<int>(i));
     if (slot.space < 0 && (p.tensor.requires_grad() || p.tensor.grad().defined())) return true;
     if (slot.space >= 0 && layout->spaces()[slot.space].dtype != static_cast<int>(p.tensor.scalar_type())) return true;
@@ -76,7 +76,8 @@ Facts ZeroOptimizer::Impl::facts(const Groups& groups) const {
     out.emplace_back("shape of " + p.name, to_string(p.tensor.sizes()));
     out.emplace_back("type of " + p.name, c10::toString(p.tensor.scalar_type()));
     out.emplace_back("requires_grad of " + p.name, p.tensor.requires_grad() ? "true" : "false");
-    if (is_dense(p.tensor) && !p.tensor.is_contiguous()) out.emplace_back("strides of " + p.name, to_string(p.tensor.strides()));
+    if (is_dense(p.tensor) && !p.tensor.is_contiguous())
+      out.emplace_back("strides of " + p.name, to_string(p.tensor.strides()));
   }
   out.emplace_back("number of parameters", std::to_string(parameters.size()));
   out.emplace_back("number of groups", std::to_string(groups.size()));
@@ -105,7 +106,8 @@ void ZeroOptimizer::Impl::follow(const Groups& groups) {
   for (auto& p : listed) {
     if (auto it = known.find(p.tensor.unsafeGetTensorImpl()); it != known.end()) {
       auto& old = parameters[it->second];
-      ZERO_CHECK(old.group == p.group, old.name, " has moved to group ", p.group, "; make a new optimizer to regroup parameters");
+      ZERO_CHECK(old.group == p.group, old.name, " has moved to group ", p.group,
+                 "; make a new optimizer to regroup parameters");
       old.index = p.index;
       old.active = true;
       continue;
@@ -117,9 +119,9 @@ void ZeroOptimizer::Impl::follow(const Groups& groups) {
       parameters.push_back(std::move(p));
       continue;
     }
-    ZERO_CHECK(gone->sizes() == p.sizes() && gone->tensor.scalar_type() == p.tensor.scalar_type(), gone->name, " was replaced by a tensor of shape ",
-               p.sizes(), " and type ", p.tensor.scalar_type(), "; it has shape ", gone->sizes(), " and type ",
-               gone->tensor.scalar_type(), ", and only a tensor like it can take its place");
+    ZERO_CHECK(gone->sizes() == p.sizes() && gone->tensor.scalar_type() == p.tensor.scalar_type(), gone->name,
+               " was replaced by a tensor of shape ", p.sizes(), " and type ", p.tensor.scalar_type(), "; it has shape ",
+               gone->sizes(), " and type ", gone->tensor.scalar_type(), ", and only a tensor like it can take its place");
     const int index = static_cast<int>(gone - parameters.begin());
     gradients->leave(index);
     residents->release(index);
@@ -204,10 +206,12 @@ void ZeroOptimizer::Impl::set_up(const Groups& groups, StateMap& state, const st
     bool converted = false;
     for (std::size_t i = 0; i < parameters.size() && !first; ++i) {
       const auto& slot = layout->slot(static_cast<int>(i));
-      if (slot.space < 0 || layout->spaces()[slot.space].dtype == static_cast<int>(parameters[i].tensor.scalar_type())) continue;
-      ZERO_CHECK(state.empty(), parameters[i].name, " was converted to ", parameters[i].tensor.scalar_type(),
-                 " after the first step, but its optimizer state is of another type; convert the model before training, or make a "
-                 "new optimizer");
+      if (slot.space < 0 || layout->spaces()[slot.space].dtype == static_cast<int>(parameters[i].tensor.scalar_type()))
+        continue;
+      ZERO_CHECK(
+          state.empty(), parameters[i].name, " was converted to ", parameters[i].tensor.scalar_type(),
+          " after the first step, but its optimizer state is of another type; convert the model before training, or make a "
+          "new optimizer");
       converted = true;
     }
     if (converted) {  // nothing has been learned yet: start over with the model as it is now
@@ -215,9 +219,10 @@ void ZeroOptimizer::Impl::set_up(const Groups& groups, StateMap& state, const st
       parameters.clear();
     }
     follow(groups);
-    ZERO_CHECK(kind != WrappedClass::kOther || inner->state().empty() || replicated(), "a ", wrapped_name,
-               " that has made steps already can't be sharded: this library doesn't know the layout of its state. Wrap it before its "
-               "first step");
+    ZERO_CHECK(
+        kind != WrappedClass::kOther || inner->state().empty() || replicated(), "a ", wrapped_name,
+        " that has made steps already can't be sharded: this library doesn't know the layout of its state. Wrap it before its "
+        "first step");
   } catch (const c10::Error& e) {
     problem = e.what_without_backtrace();
   }
@@ -228,7 +233,8 @@ void ZeroOptimizer::Impl::set_up(const Groups& groups, StateMap& state, const st
   if (anew) {
     layout = std::make_unique<Layout>(comm.size(), options.bucket_bytes());
     gradients = std::make_shared<Gradients>(comm, parameters, *layout, options.stage() != Stage::kReplicated);
-    reducer = std::make_unique<Reducer>(comm, parameters, *layout, *gradients, divisor(), options.stage() == Stage::kReplicated);
+    reducer =
+        std::make_unique<Reducer>(comm, parameters, *layout, *gradients, divisor(), options.stage() == Stage::kReplicated);
     residents = std::make_unique<ResidentParameters>(comm, parameters, *layout, !replicated());
     fused = make_fused_updater(kind, parameters);
     elementwise = make_elementwise_updater(kind, *inner, parameters);

@@ -79,19 +79,30 @@ struct Message {
 kernels::Span span_of(const at::Tensor& shard, std::int64_t offset, std::int64_t& numel) {
   auto* memory = static_cast<char*>(shard.data_ptr()) + offset * shard.element_size();
   switch (shard.scalar_type()) {
-    case at::kFloat: return {memory, kernels::DType::f32};
-    case at::kDouble: return {memory, kernels::DType::f64};
-    case at::kHalf: return {memory, kernels::DType::f16};
-    case at::kBFloat16: return {memory, kernels::DType::bf16};
-    case at::kComplexFloat: numel *= 2; return {memory, kernels::DType::f32};
-    case at::kComplexDouble: numel *= 2; return {memory, kernels::DType::f64};
-    default: ZERO_FAIL("no norm for gradients of type ", shard.scalar_type());
+    case at::kFloat:
+      return {memory, kernels::DType::f32};
+    case at::kDouble:
+      return {memory, kernels::DType::f64};
+    case at::kHalf:
+      return {memory, kernels::DType::f16};
+    case at::kBFloat16:
+      return {memory, kernels::DType::bf16};
+    case at::kComplexFloat:
+      numel *= 2;
+      return {memory, kernels::DType::f32};
+    case at::kComplexDouble:
+      numel *= 2;
+      return {memory, kernels::DType::f64};
+    default:
+      ZERO_FAIL("no norm for gradients of type ", shard.scalar_type());
   }
 }
 
 }  // namespace
 
-int ZeroOptimizer::Impl::threads() const { return options.update_threads() > 0 ? options.update_threads() : at::get_num_threads(); }
+int ZeroOptimizer::Impl::threads() const {
+  return options.update_threads() > 0 ? options.update_threads() : at::get_num_threads();
+}
 
 bool ZeroOptimizer::Impl::uses_fused(int space) const {
   return fused_knows(kind, static_cast<at::ScalarType>(layout->spaces()[space].dtype));
@@ -122,7 +133,8 @@ void ZeroOptimizer::Impl::enter(const char* call, Groups& groups, StateMap& stat
       mine.header.unchanged = reducer->keeps() && gradients->unchanged();
       if (!mine.header.needs_set_up) mine.problem = gradients->problem();
       for (std::size_t g = 0; g < groups.size(); ++g)
-        for (auto& fact : describe_options(kind, groups[g].options(), "group " + std::to_string(g))) options_now.push_back(std::move(fact));
+        for (auto& fact : describe_options(kind, groups[g].options(), "group " + std::to_string(g)))
+          options_now.push_back(std::move(fact));
       mine.header.options_hash = hash_facts(options_now);
     } catch (const c10::Error& e) {
       mine.problem = e.what_without_backtrace();
@@ -137,14 +149,16 @@ void ZeroOptimizer::Impl::enter(const char* call, Groups& groups, StateMap& stat
       if (!all[r].problem.empty()) ZERO_FAIL(comm.size() > 1 ? detail::text("rank ", r, ": ") : std::string(), all[r].problem);
     for (std::size_t r = 1; r < all.size(); ++r) {
       const auto &a = all[0].header, &b = all[r].header;
-      ZERO_CHECK(std::strcmp(a.call, b.call) == 0 && a.step == b.step, "the ranks are at different calls: rank 0 is in ", a.call,
-                 " of step ", a.step + 1, ", rank ", r, " in ", b.call, " of step ", b.step + 1);
+      ZERO_CHECK(std::strcmp(a.call, b.call) == 0 && a.step == b.step, "the ranks are at different calls: rank 0 is in ",
+                 a.call, " of step ", a.step + 1, ", rank ", r, " in ", b.call, " of step ", b.step + 1);
     }
     for (const auto& m : all)
       if (m.header.options_hash != all[0].header.options_hash)
         throw_first_difference(comm, options_now, "the ranks' options differ at step " + std::to_string(report.number + 1));
 
-    auto any = [&](auto member) { return std::any_of(all.begin(), all.end(), [&](const Message& m) { return m.header.*member != 0; }); };
+    auto any = [&](auto member) {
+      return std::any_of(all.begin(), all.end(), [&](const Message& m) { return m.header.*member != 0; });
+    };
     present.assign(parameters.size(), 0);
     for (const auto& m : all)
       for (std::size_t i = 0; i < std::min(present.size(), m.present.size()); ++i) present[i] = present[i] || m.present[i];

@@ -63,7 +63,8 @@ Gradients::~Gradients() {
 void Gradients::allocate() {
   for (std::size_t s = arenas_.size(); s < layout_.spaces().size(); ++s) {
     const auto& space = layout_.spaces()[s];
-    arenas_.push_back(comm_.allocate(space.size * space.itemsize, "gradients of parameter group " + std::to_string(space.group)));
+    arenas_.push_back(
+        comm_.allocate(space.size * space.itemsize, "gradients of parameter group " + std::to_string(space.group)));
   }
 }
 
@@ -114,7 +115,8 @@ void Gradients::forget(int parameter) {
 }
 
 bool Gradients::is_ours(int parameter, const at::Tensor& grad) const {
-  return parameter < static_cast<int>(entries_.size()) && grad.unsafeGetTensorImpl() == entries_[parameter].view.unsafeGetTensorImpl();
+  return parameter < static_cast<int>(entries_.size()) &&
+         grad.unsafeGetTensorImpl() == entries_[parameter].view.unsafeGetTensorImpl();
 }
 
 bool Gradients::fits(int parameter, const at::Tensor& grad) const {

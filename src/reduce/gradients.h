@@ -68,9 +68,9 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   friend class AccumulationHook;
 
   struct Entry {
-    at::Tensor view;                               ///< what p.grad() is set to
-    std::shared_ptr<torch::autograd::Node> node;   ///< the parameter's AccumulateGrad, which our pre-hook sits on
-    double factor = 1;                             ///< see multiply_later
+    at::Tensor view;                              ///< what p.grad() is set to
+    std::shared_ptr<torch::autograd::Node> node;  ///< the parameter's AccumulateGrad, which our pre-hook sits on
+    double factor = 1;                            ///< see multiply_later
     const void* marked_grad = nullptr;
     std::uint32_t marked_version = 0;
   };

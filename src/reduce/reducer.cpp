@@ -6,13 +6,19 @@ namespace zero {
 
 Reducer::Reducer(Communicator comm, const std::vector<Parameter>& parameters, const Layout& layout, Gradients& gradients,
                  double divisor, bool whole)
-    : comm_(std::move(comm)), parameters_(parameters), layout_(layout), gradients_(gradients), divisor_(divisor), whole_(whole) {}
+    : comm_(std::move(comm)),
+      parameters_(parameters),
+      layout_(layout),
+      gradients_(gradients),
+      divisor_(divisor),
+      whole_(whole) {}
 
 void Reducer::allocate() {
   if (comm_.size() == 1 && divisor_ == 1) return;  // the gradient is the average
   const std::int64_t bytes = layout_.largest_bucket_bytes();
   if (whole_) {
-    if (!whole_scratch_.defined() || whole_scratch_.bytes() < bytes) whole_scratch_ = comm_.allocate(bytes, "averages of one bucket");
+    if (!whole_scratch_.defined() || whole_scratch_.bytes() < bytes)
+      whole_scratch_ = comm_.allocate(bytes, "averages of one bucket");
   } else if (!shard_scratch_.defined() || shard_scratch_.numel() < bytes / comm_.size()) {
     shard_scratch_ = at::empty({bytes / comm_.size()}, at::kByte);
   }
@@ -60,8 +66,8 @@ at::Tensor Reducer::whole(int space, int bucket, const at::Tensor& shard) {
   if (comm_.size() == 1) return shard;
   const auto& s = layout_.spaces()[space];
   const auto& b = s.buckets[bucket];
-  const auto out =
-      tensor_over(whole_scratch_.data(), whole_scratch_.impl(), {b.shard * comm_.size()}, {1}, static_cast<at::ScalarType>(s.dtype));
+  const auto out = tensor_over(whole_scratch_.data(), whole_scratch_.impl(), {b.shard * comm_.size()}, {1},
+                               static_cast<at::ScalarType>(s.dtype));
   auto mine = out.narrow(0, b.shard * comm_.rank(), b.shard);
   if (mine.data_ptr() != shard.data_ptr()) mine.copy_(shard);
   comm_.all_gather(mine, out, label("gathering averages of", space, bucket));

@@ -19,8 +19,8 @@ class Reducer {
  public:
   /// @param divisor what the sum over ranks is divided by
   /// @param whole buckets will be wanted whole (stage 0)
-  Reducer(Communicator comm, const std::vector<Parameter>& parameters, const Layout& layout, Gradients& gradients, double divisor,
-          bool whole);
+  Reducer(Communicator comm, const std::vector<Parameter>& parameters, const Layout& layout, Gradients& gradients,
+          double divisor, bool whole);
 
   /// Collective. Makes scratch for the layout as it is now.
   void allocate();
@@ -51,9 +51,9 @@ class Reducer {
   Gradients& gradients_;
   double divisor_;
   bool whole_;
-  Buffer whole_scratch_;                ///< stage 0: one bucket, in reach of the peers
-  at::Tensor shard_scratch_;            ///< stage 1: one shard of the largest bucket, as bytes
-  std::vector<at::Tensor> kept_;        ///< per space: this rank's shards of all buckets
+  Buffer whole_scratch_;          ///< stage 0: one bucket, in reach of the peers
+  at::Tensor shard_scratch_;      ///< stage 1: one shard of the largest bucket, as bytes
+  std::vector<at::Tensor> kept_;  ///< per space: this rank's shards of all buckets
   bool kept_valid_ = false;
 };
 

@@ -21,7 +21,8 @@ bool owns_storage(const at::Tensor& t) {
 
 }  // namespace
 
-ResidentParameters::ResidentParameters(Communicator comm, const std::vector<Parameter>& parameters, const Layout& layout, bool flat)
+ResidentParameters::ResidentParameters(Communicator comm, const std::vector<Parameter>& parameters, const Layout& layout,
+                                       bool flat)
     : comm_(std::move(comm)), parameters_(parameters), layout_(layout), flat_(flat) {}
 
 void ResidentParameters::allocate() {
@@ -86,8 +87,8 @@ void ResidentParameters::repoint(int parameter, void* memory) {
   std::memcpy(memory, storage->data(), bytes);
   using Keep = std::shared_ptr<Buffer::Impl>;
   auto* keep = new Keep(arenas_[layout_.slot(parameter).space].impl());
-  storage->set_data_ptr_noswap(
-      c10::DataPtr(memory, keep, [](void* context) { delete static_cast<Keep*>(context); }, c10::Device(c10::kCPU)));
+  storage->set_data_ptr_noswap(c10::DataPtr(
+      memory, keep, [](void* context) { delete static_cast<Keep*>(context); }, c10::Device(c10::kCPU)));
 }
 
 void* ResidentParameters::memory(int parameter) const { return entries_[parameter].memory; }

@@ -52,7 +52,7 @@ class ResidentParameters {
     c10::Storage storage;           ///< of the tensor when adopted, and
     const void* address = nullptr;  ///< its address: a difference means that it has moved
     bool mirrored = false;
-    at::Tensor mirror;              ///< over `memory`
+    at::Tensor mirror;  ///< over `memory`
   };
 
   void repoint(int parameter, void* memory);

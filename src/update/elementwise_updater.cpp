@@ -17,7 +17,8 @@ class ElementwiseUpdater : public Updater {
   // One call is one step of the user's class, which may count its own.
   bool wants_everything() const override { return true; }
 
-  void update(const std::vector<Piece>& pieces, const Groups& groups, StateMap& state, double factor, int /*threads*/) override {
+  void update(const std::vector<Piece>& pieces, const Groups& groups, StateMap& state, double factor,
+              int /*threads*/) override {
     auto& inner_groups = inner_.param_groups();
     while (inner_groups.size() < groups.size()) inner_groups.emplace_back(std::vector<at::Tensor>{});
     for (std::size_t g = 0; g < groups.size(); ++g) {
@@ -29,7 +30,8 @@ class ElementwiseUpdater : public Updater {
       const auto& parameter = parameters_[piece.parameter];
       auto& stand_in = stand_in_for(piece, parameter);
       stand_in.mutable_grad() = piece_tensor(piece, parameter, piece.grad, nullptr, parameter.tensor.scalar_type());
-      if (factor != 1) stand_in.mutable_grad() = stand_in.grad().mul(factor);  // never in place: it may be the rank's own gradient
+      if (factor != 1)
+        stand_in.mutable_grad() = stand_in.grad().mul(factor);  // never in place: it may be the rank's own gradient
       inner_groups[parameter.group].params().push_back(stand_in);
       void* ours = parameter.tensor.unsafeGetTensorImpl();
       void* theirs = stand_in.unsafeGetTensorImpl();
@@ -94,8 +96,8 @@ at::Tensor piece_tensor(const Piece& piece, const Parameter& parameter, void* me
              : tensor_over(memory, std::move(keep_alive), {piece.numel}, {1}, dtype);
 }
 
-void cut_state(WrappedClass kind, torch::optim::OptimizerParamState& state, const Parameter& parameter, std::int64_t in_parameter,
-               std::int64_t numel) {
+void cut_state(WrappedClass kind, torch::optim::OptimizerParamState& state, const Parameter& parameter,
+               std::int64_t in_parameter, std::int64_t numel) {
   const auto& t = parameter.tensor;
   if (numel == t.numel()) return;
   for_each_state_tensor(kind, state, [&](at::Tensor& s) {

@@ -73,8 +73,8 @@ class FusedUpdater : public Updater {
     std::int64_t numel = 0;
     DType dtype = DType::f32;
     void *param = nullptr, *grad = nullptr, *first = nullptr, *second = nullptr, *third = nullptr;
-    std::int64_t step = 0;     // Adam: the number of this step
-    bool starts = false;       // SGD: the momentum buffer starts now
+    std::int64_t step = 0;  // Adam: the number of this step
+    bool starts = false;    // SGD: the momentum buffer starts now
     const torch::optim::OptimizerOptions* options = nullptr;
 
     bool joins(const Run& next) const {
@@ -101,7 +101,8 @@ class FusedUpdater : public Updater {
     run.third = options.amsgrad() ? memory_of(s.max_exp_avg_sq()) : nullptr;
   }
 
-  Run describe(const Piece& piece, const Parameter& parameter, const torch::optim::OptimizerOptions& options, StateMap& states) {
+  Run describe(const Piece& piece, const Parameter& parameter, const torch::optim::OptimizerOptions& options,
+               StateMap& states) {
     Run run;
     run.numel = piece.numel;
     run.dtype = parameter.tensor.scalar_type() == at::kDouble ? DType::f64 : DType::f32;
@@ -110,11 +111,12 @@ class FusedUpdater : public Updater {
     run.options = &options;
     switch (kind_) {
       case WrappedClass::kAdam:
-        describe_adam<torch::optim::AdamParamState>(run, piece, parameter, static_cast<const torch::optim::AdamOptions&>(options), states);
+        describe_adam<torch::optim::AdamParamState>(run, piece, parameter,
+                                                    static_cast<const torch::optim::AdamOptions&>(options), states);
         break;
       case WrappedClass::kAdamW:
-        describe_adam<torch::optim::AdamWParamState>(run, piece, parameter, static_cast<const torch::optim::AdamWOptions&>(options),
-                                                     states);
+        describe_adam<torch::optim::AdamWParamState>(run, piece, parameter,
+                                                     static_cast<const torch::optim::AdamWOptions&>(options), states);
         break;
       case WrappedClass::kSGD: {
         if (static_cast<const torch::optim::SGDOptions&>(options).momentum() == 0) break;
@@ -126,7 +128,8 @@ class FusedUpdater : public Updater {
         run.first = memory_of(s.momentum_buffer());
         break;
       }
-      default: ZERO_FAIL("the fused update doesn't know this class");
+      default:
+        ZERO_FAIL("the fused update doesn't know this class");
     }
     return run;
   }
@@ -145,7 +148,8 @@ class FusedUpdater : public Updater {
         kernels::SgdArgs args;
         args.lr = o.lr(), args.momentum = o.momentum(), args.dampening = o.dampening(), args.weight_decay = o.weight_decay();
         args.nesterov = o.nesterov(), args.first = run.starts, args.grad_scale = factor;
-        kernels::sgd(span(run.param, run.dtype), span(run.grad, run.dtype), span(run.first, run.dtype), run.numel, args, threads);
+        kernels::sgd(span(run.param, run.dtype), span(run.grad, run.dtype), span(run.first, run.dtype), run.numel, args,
+                     threads);
       }
     }
   }
@@ -156,8 +160,8 @@ class FusedUpdater : public Updater {
     args.lr = o.lr(), args.beta1 = std::get<0>(o.betas()), args.beta2 = std::get<1>(o.betas());
     args.eps = o.eps(), args.weight_decay = o.weight_decay(), args.decoupled = decoupled;
     args.step = run.step, args.grad_scale = factor;
-    kernels::adam(span(run.param, run.dtype), span(run.grad, run.dtype), span(run.first, run.dtype), span(run.second, run.dtype),
-                  span(run.third, run.dtype), run.numel, args, threads);
+    kernels::adam(span(run.param, run.dtype), span(run.grad, run.dtype), span(run.first, run.dtype),
+                  span(run.second, run.dtype), span(run.third, run.dtype), run.numel, args, threads);
   }
 
   WrappedClass kind_;

@@ -28,7 +28,7 @@ struct Piece {
   std::int64_t held = 0;          ///< elements of the bucket that this rank updates (state is allocated for them together)
   std::int64_t numel = 0;
   void* param = nullptr;
-  void* grad = nullptr;           ///< may be this rank's own gradient memory: read only
+  void* grad = nullptr;  ///< may be this rank's own gradient memory: read only
 };
 
 class Updater {
@@ -54,7 +54,7 @@ at::Tensor piece_tensor(const Piece& piece, const Parameter& parameter, void* me
                         at::ScalarType dtype);
 
 /// Cuts a state of the whole parameter down to a piece: each tensor becomes a copy of the piece's run.
-void cut_state(WrappedClass kind, torch::optim::OptimizerParamState& state, const Parameter& parameter, std::int64_t in_parameter,
-               std::int64_t numel);
+void cut_state(WrappedClass kind, torch::optim::OptimizerParamState& state, const Parameter& parameter,
+               std::int64_t in_parameter, std::int64_t numel);
 
 }  // namespace zero

@@ -1,6 +1,6 @@
 // What drop-in means, one test per promise.
-#include <torch/optim/schedulers/step_lr.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/optim/schedulers/step_lr.h>
 #include <torch/serialize/archive.h>
 
 #include <sstream>
@@ -78,7 +78,8 @@ TEST_CASE("D1 schedulers and option casts reach it through a base reference") {
       plain.step(), base.step();
       plain_schedule.step(), schedule.step();
     }
-    expect(base.param_groups()[0].options().get_lr() == plain.param_groups()[0].options().get_lr(), "the schedule has moved differently");
+    expect(base.param_groups()[0].options().get_lr() == plain.param_groups()[0].options().get_lr(),
+           "the schedule has moved differently");
     expect_close(model.params, plain_model.params, "with a scheduler");
   });
 }
@@ -161,7 +162,8 @@ TEST_CASE("D2 every constructor shape") {
     auto o7 = zero::wrap<AdamW>(m7.params, AdamWOptions(0.01));  // a world of one outside of mpirun
     expect(o3.parameters().size() == 2, "a braced list has two tensors");
     expect(o4.param_groups().size() == 2, "two groups");
-    expect(o4.param_groups()[0].options().get_lr() == 0.5 && o4.param_groups()[1].options().get_lr() == 0.01, "each group its own rate");
+    expect(o4.param_groups()[0].options().get_lr() == 0.5 && o4.param_groups()[1].options().get_lr() == 0.01,
+           "each group its own rate");
     expect(o1.wrapped_name() == "AdamW" && o5.wrapped_name() == "Adam" && o6.wrapped_name() == "AdamW", "names");
     expect(o7.comm().size() == 1, "a world of one");
   });
@@ -173,7 +175,8 @@ TEST_CASE("D2 B53 a group that is added later starts at once and leaves the othe
     auto train = [&](Model& m, torch::optim::Optimizer& opt, bool all) {
       for (int s = 0; s < 5; ++s) {
         if (s == 2) {
-          opt.add_param_group(torch::optim::OptimizerParamGroup({m.params[2], m.params[5]}, std::make_unique<AdamWOptions>(AdamWOptions(0.003))));
+          opt.add_param_group(torch::optim::OptimizerParamGroup({m.params[2], m.params[5]},
+                                                                std::make_unique<AdamWOptions>(AdamWOptions(0.003))));
         }
         if (s == 4) opt.param_groups()[1].options().set_lr(0.05);
         for (auto& p : m.params) p.mutable_grad().reset();
@@ -200,7 +203,8 @@ TEST_CASE("D2 B53 a group that is added later starts at once and leaves the othe
 TEST_CASE("D3 classes that can't be sharded are refused with the reason") {
   on_threads({1, 2}, [](const Communicator& comm) {
     Model model;
-    expect_error({"SignDescent", "Options::elementwise()"}, [&] { zero::wrap(std::make_unique<SignDescent>(model.params), Options(comm)); });
+    expect_error({"SignDescent", "Options::elementwise()"},
+                 [&] { zero::wrap(std::make_unique<SignDescent>(model.params), Options(comm)); });
     auto opt = zero::wrap(std::make_unique<SignDescent>(model.params), Options(comm).elementwise());
     model.loss(batch(0, comm.rank())).backward();
     opt.step();
@@ -212,7 +216,8 @@ TEST_CASE("D4 B52 partial options of groups: what the base class ends up with is
   everywhere([](const Communicator& comm, Options options) {
     auto groups_of = [](Model& m) {
       std::vector<torch::optim::OptimizerParamGroup> groups;
-      for (int i : {0, 2, 6}) groups.emplace_back(Params{m.params[i]}, std::make_unique<SGDOptions>(SGDOptions(0.0).weight_decay(0.01 * (i + 1))));
+      for (int i : {0, 2, 6})
+        groups.emplace_back(Params{m.params[i]}, std::make_unique<SGDOptions>(SGDOptions(0.0).weight_decay(0.01 * (i + 1))));
       return groups;
     };
     Model plain_model, model;
@@ -255,7 +260,8 @@ TEST_CASE("D6 movable, destroyable between backward and step, several on one com
     auto ob = zero::wrap(momentum(b.params), options);
     for (int s = 0; s < 3; ++s) {
       pa->zero_grad(), pb->zero_grad(), oa->zero_grad(), ob.zero_grad();
-      for (int r = 0; r < comm.size(); ++r) ((plain_a.loss(batch(s, r)) + plain_b.loss(batch(s + 9, r))) / comm.size()).backward();
+      for (int r = 0; r < comm.size(); ++r)
+        ((plain_a.loss(batch(s, r)) + plain_b.loss(batch(s + 9, r))) / comm.size()).backward();
       (a.loss(batch(s, comm.rank())) + b.loss(batch(s + 9, comm.rank()))).backward();
       pa->step(), pb->step(), oa->step(), ob.step();
     }
@@ -265,7 +271,8 @@ TEST_CASE("D6 movable, destroyable between backward and step, several on one com
     const auto values_before = copies(a.params);
     const auto grad_before = a.params[0].grad().clone();
     oa.reset();
-    expect(same_bits(values_before, a.params) && at::equal(grad_before, a.params[0].grad()), "parameters and gradients outlive the optimizer");
+    expect(same_bits(values_before, a.params) && at::equal(grad_before, a.params[0].grad()),
+           "parameters and gradients outlive the optimizer");
     a.params[0].mutable_grad().reset();
     a.loss(batch(4, comm.rank())).backward();  // hooks have gone with it
   });
@@ -427,10 +434,12 @@ TEST_CASE("D11 B08 several dtypes in one optimizer") {
   everywhere([](const Communicator& comm, Options options) {
     for (const auto& [name, make] : optimizers()) {
       if (name.find("amsgrad") != std::string::npos) continue;  // LibTorch itself can't take the maximum of complex numbers
-      const std::vector<at::ScalarType> types{at::kFloat, at::kBFloat16, at::kDouble, at::kHalf, at::kComplexDouble, at::kComplexFloat};
+      const std::vector<at::ScalarType> types{at::kFloat, at::kBFloat16,      at::kDouble,
+                                              at::kHalf,  at::kComplexDouble, at::kComplexFloat};
       auto build = [&] {
         Params out;
-        for (std::size_t i = 0; i < types.size(); ++i) out.push_back(values({5, 3}, 1.0 + static_cast<double>(i)).to(types[i]).requires_grad_(true));
+        for (std::size_t i = 0; i < types.size(); ++i)
+          out.push_back(values({5, 3}, 1.0 + static_cast<double>(i)).to(types[i]).requires_grad_(true));
         return out;
       };
       auto plain_params = build(), params = build();
@@ -453,9 +462,13 @@ TEST_CASE("D11 B08 several dtypes in one optimizer") {
       }
       for (std::size_t i = 0; i < params.size(); ++i) {
         expect(params[i].scalar_type() == types[i], "the type has changed");
-        const auto a = at::view_as_real(params[i].detach().to(at::kComplexDouble)), b = at::view_as_real(plain_params[i].detach().to(at::kComplexDouble));
+        const auto a = at::view_as_real(params[i].detach().to(at::kComplexDouble)),
+                   b = at::view_as_real(plain_params[i].detach().to(at::kComplexDouble));
         const double d = (a - b).abs().max().item<double>();
-        const double bar = types[i] == at::kBFloat16 ? 2e-2 : types[i] == at::kHalf ? 2e-3 : types[i] == at::kDouble || types[i] == at::kComplexDouble ? 1e-12 : 1e-6;
+        const double bar = types[i] == at::kBFloat16                                   ? 2e-2
+                           : types[i] == at::kHalf                                     ? 2e-3
+                           : types[i] == at::kDouble || types[i] == at::kComplexDouble ? 1e-12
+                                                                                       : 1e-6;
         expect(d <= bar, name, ", ", types[i], ": differs by ", d);
       }
     }
@@ -466,7 +479,8 @@ TEST_CASE("D12 the model is converted or loaded after construction") {
   everywhere([](const Communicator& comm, Options options) {
     Model plain_model, model(at::kFloat);
     auto opt = zero::wrap(adamw(model.params), options.names(Model::names()));
-    for (std::size_t i = 0; i < model.params.size(); ++i) model.params[i].set_data(plain_model.params[i].detach().clone());  // as to(kDouble)
+    for (std::size_t i = 0; i < model.params.size(); ++i)
+      model.params[i].set_data(plain_model.params[i].detach().clone());  // as to(kDouble)
     auto plain = adamw(plain_model.params);
     at::Tensor old, old_values;
     for (int s = 0; s < 4; ++s) {
@@ -548,7 +562,8 @@ TEST_CASE("D16 edits of parameters between steps are kept; aliases and views sta
       model.loss(batch(s, comm.rank())).backward();
       plain->step(), opt.step();
       const at::NoGradGuard no_grad;
-      for (auto* m : {&plain_model, &model}) m->params[0].mul_(0.5), m->params[6].clamp_(-0.2, 0.2), m->params[2][1].fill_(0.125);
+      for (auto* m : {&plain_model, &model})
+        m->params[0].mul_(0.5), m->params[6].clamp_(-0.2, 0.2), m->params[2][1].fill_(0.125);
     }
     expect_close(model.params, plain_model.params, "edited");
     expect(at::equal(alias, model.params[0]) && at::equal(row, model.params[2][1]), "an alias from before the wrap is stale");
@@ -579,7 +594,8 @@ TEST_CASE("B05 channels-last, transposed, sliced and foreign memory") {
       plain->zero_grad(), opt.zero_grad();
       auto loss = [&](const Params& p, int r) {
         at::Tensor sum = at::zeros({}, at::kDouble);
-        for (std::size_t i = 0; i < p.size(); ++i) sum = sum + (p[i] * values(p[i].sizes(), s + r + 0.1 * static_cast<double>(i))).pow(2).sum() + p[i].sum();
+        for (std::size_t i = 0; i < p.size(); ++i)
+          sum = sum + (p[i] * values(p[i].sizes(), s + r + 0.1 * static_cast<double>(i))).pow(2).sum() + p[i].sum();
         return sum;
       };
       for (int r = 0; r < comm.size(); ++r) (loss(plain_params, r) / comm.size()).backward();
@@ -604,7 +620,8 @@ TEST_CASE("D18 state() is this rank's part") {
     comm.all_reduce(total);
     std::int64_t all = 0;
     for (auto& p : model.params) all += p.numel();
-    expect(total.item<double>() == static_cast<double>(all), "the ranks' parts are ", total.item<double>(), " elements, not ", all);
+    expect(total.item<double>() == static_cast<double>(all), "the ranks' parts are ", total.item<double>(), " elements, not ",
+           all);
   });
 }
 
@@ -675,7 +692,8 @@ TEST_CASE("D24 create_graph in backward: refused at stage 1 with the way out, an
     expect_close(model.params, plain_model.params, "penalty");
     if (options.stage() == Stage::kReplicated) return;
     opt.zero_grad();
-    expect_error({"create_graph", "torch::autograd::grad"}, [&] { model.loss(batch(0, comm.rank())).backward({}, true, true); });
+    expect_error({"create_graph", "torch::autograd::grad"},
+                 [&] { model.loss(batch(0, comm.rank())).backward({}, true, true); });
     for (auto& p : model.params) p.mutable_grad().reset();
   });
 }
@@ -686,7 +704,10 @@ TEST_CASE("D25 sum and a divisor of one's own") {
       Model plain_model, model;
       auto plain = momentum(plain_model.params);
       auto options = suite::options_for(comm, 1);
-      if (which == 0) options.reduction(zero::Reduction::kSum); else options.divisor(5);
+      if (which == 0)
+        options.reduction(zero::Reduction::kSum);
+      else
+        options.divisor(5);
       auto opt = zero::wrap(momentum(model.params), options);
       for (int r = 0; r < comm.size(); ++r) (plain_model.loss(batch(0, r)) / (which == 0 ? 1.0 : 5.0)).backward();
       model.loss(batch(0, comm.rank())).backward();

@@ -32,7 +32,8 @@ inline void stages_give_the_same_bits(const zero::Communicator& comm) {
       for (std::int64_t bucket : {64, 400, 1 << 20}) {
         const auto zero_ = wrapped(comm, make, 4, options_for(comm, 0, bucket), at::kFloat, max_norm);
         const auto one = wrapped(comm, make, 4, options_for(comm, 1, bucket), at::kFloat, max_norm);
-        expect(same_bits(zero_, one), name, ": stages 0 and 1 differ at ", comm.size(), " ranks, bucket ", bucket, ", clip ", max_norm);
+        expect(same_bits(zero_, one), name, ": stages 0 and 1 differ at ", comm.size(), " ranks, bucket ", bucket, ", clip ",
+               max_norm);
         expect_equal_on_ranks(comm, one);
       }
     }
@@ -52,7 +53,8 @@ inline void bytes_sent_are_the_formula(const zero::Communicator& comm) {
         if (clip) zero::clip_grad_norm_(opt, 1.0);
         opt.step();
         const std::int64_t expected = 2 * opt.padded_numel() * 4 / comm.size() * (comm.size() - 1);
-        expect(opt.last_step().bytes_sent == expected, "stage ", stage, " sent ", opt.last_step().bytes_sent, " bytes, not ", expected);
+        expect(opt.last_step().bytes_sent == expected, "stage ", stage, " sent ", opt.last_step().bytes_sent, " bytes, not ",
+               expected);
       }
     }
   }

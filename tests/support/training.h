@@ -57,7 +57,8 @@ struct Model {
   Params params;
   explicit Model(at::ScalarType dtype = at::kDouble, double seed = 1) {
     const std::vector<std::vector<std::int64_t>> shapes{{7, 5}, {7}, {3, 7}, {}, {0, 4}, {3}, {11, 3}};
-    for (std::size_t i = 0; i < shapes.size(); ++i) params.push_back(values(shapes[i], seed + static_cast<double>(i), dtype).requires_grad_(true));
+    for (std::size_t i = 0; i < shapes.size(); ++i)
+      params.push_back(values(shapes[i], seed + static_cast<double>(i), dtype).requires_grad_(true));
   }
   static std::vector<std::string> names() { return {"w1", "b1", "w2", "a", "e", "b2", "w3"}; }
   at::Tensor loss(const at::Tensor& x) const {
@@ -129,7 +130,8 @@ inline void expect_equal_on_ranks(const zero::Communicator& comm, const Params& 
     const auto c = p.detach().contiguous();
     bytes.append(static_cast<const char*>(c.data_ptr()), c.nbytes());
   }
-  for (const auto& theirs : comm.exchange(bytes, "comparing parameters")) expect(theirs == bytes, "ranks have different parameters");
+  for (const auto& theirs : comm.exchange(bytes, "comparing parameters"))
+    expect(theirs == bytes, "ranks have different parameters");
 }
 
 /// A user's own class, elementwise, with state and a step count of its own: sign descent with momentum.
@@ -143,7 +145,8 @@ class SignDescent : public torch::optim::Optimizer {
   struct State : torch::optim::OptimizerCloneableParamState<State> {
     at::Tensor mean;
   };
-  explicit SignDescent(Params params) : Optimizer({torch::optim::OptimizerParamGroup(std::move(params))}, std::make_unique<Options>()) {}
+  explicit SignDescent(Params params)
+      : Optimizer({torch::optim::OptimizerParamGroup(std::move(params))}, std::make_unique<Options>()) {}
   at::Tensor step(LossClosure = nullptr) override {
     ++calls;
     for (auto& group : param_groups_) {
@@ -182,7 +185,8 @@ inline std::vector<std::pair<std::string, Factory>> optimizers() {
   add("SGD dampening", SGDOptions(0.05).momentum(0.8).dampening(0.3), static_cast<SGD*>(nullptr));
   add("SGD Nesterov", SGDOptions(0.05).momentum(0.9).nesterov(true).weight_decay(0.02), static_cast<SGD*>(nullptr));
   add("RMSprop", RMSpropOptions(0.003).centered(true).momentum(0.5).weight_decay(0.01), static_cast<RMSprop*>(nullptr));
-  add("Adagrad", AdagradOptions(0.03).lr_decay(0.01).initial_accumulator_value(0.1).weight_decay(0.01), static_cast<Adagrad*>(nullptr));
+  add("Adagrad", AdagradOptions(0.03).lr_decay(0.01).initial_accumulator_value(0.1).weight_decay(0.01),
+      static_cast<Adagrad*>(nullptr));
   out.emplace_back("a user's class", [](Params p) { return std::make_unique<SignDescent>(std::move(p)); });
   return out;
 }

@@ -101,7 +101,8 @@ TEST_CASE("random models of several types and groups") {
     const int count = 1 + static_cast<int>(random() % 12);
     for (int i = 0; i < count; ++i) {
       const int kind = static_cast<int>(random() % 4);
-      specs.push_back(spec(random() % 5 == 0 ? 0 : static_cast<std::int64_t>(random() % 3000), sizes[kind], static_cast<int>(random() % 3), kind));
+      specs.push_back(spec(random() % 5 == 0 ? 0 : static_cast<std::int64_t>(random() % 3000), sizes[kind],
+                           static_cast<int>(random() % 3), kind));
     }
     Layout layout(1 + static_cast<int>(random() % 8), 1 + static_cast<std::int64_t>(random() % 9000));
     layout.append(specs, count_up(specs.size()));
@@ -120,8 +121,8 @@ TEST_CASE("fewer elements than ranks, and a group of nothing") {
 }
 
 TEST_CASE("more than 2^31 elements, by arithmetic") {
-  for (std::int64_t n : {(std::int64_t{1} << 31) - 1, std::int64_t{1} << 31, (std::int64_t{1} << 31) + 7, (std::int64_t{1} << 32) + 1,
-                         std::int64_t{1} << 33, std::int64_t{1} << 40}) {
+  for (std::int64_t n : {(std::int64_t{1} << 31) - 1, std::int64_t{1} << 31, (std::int64_t{1} << 31) + 7,
+                         (std::int64_t{1} << 32) + 1, std::int64_t{1} << 33, std::int64_t{1} << 40}) {
     for (int ranks : {1, 2, 3, 7, 1024}) {
       Layout layout(ranks, std::int64_t{25} << 20);
       const std::vector<ParameterSpec> specs{spec(5), spec(n), spec(n, 2, 0, 5), spec(11)};
