@@ -1,10 +1,10 @@
 // Names and comparison of collective calls, see call.h.
-#include "src/comm/call.h"
+#include "comm/call.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "src/core/check.h"
+#include "core/check.h"
 
 namespace zero {
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "src/comm/cluster_impl.h"
-#include "src/comm/node_impl.h"
+#include "comm/cluster_impl.h"
+#include "comm/node_impl.h"
 
 namespace zero {
 namespace {

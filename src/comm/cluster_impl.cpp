@@ -1,12 +1,12 @@
 // Set-up, agreement and small messages of ranks on several nodes; cluster_collectives.cpp moves the data. See cluster_impl.h.
-#include "src/comm/cluster_impl.h"
+#include "comm/cluster_impl.h"
 
 #include <algorithm>
 #include <cstring>
 #include <exception>
 #include <utility>
 
-#include "src/comm/mpi_bringup.h"
+#include "comm/mpi_bringup.h"
 
 namespace zero {
 namespace {

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "src/comm/team_impl.h"
-#include "src/comm/wire.h"
+#include "comm/team_impl.h"
+#include "comm/wire.h"
 
 namespace zero {
 

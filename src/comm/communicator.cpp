@@ -6,8 +6,8 @@
 #include <cmath>
 #include <utility>
 
-#include "src/comm/communicator_impl.h"
-#include "src/core/check.h"
+#include "comm/communicator_impl.h"
+#include "core/check.h"
 
 namespace zero {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "src/comm/call.h"
+#include "comm/call.h"
 #include "zero/communicator.h"
 
 namespace zero {

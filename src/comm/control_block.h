@@ -5,7 +5,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "src/comm/call.h"
+#include "comm/call.h"
 
 namespace zero {
 

@@ -1,5 +1,5 @@
 // Watching processes by pidfd, or by signal 0 and /proc where pidfds aren't to be had. See liveness.h.
-#include "src/comm/liveness.h"
+#include "comm/liveness.h"
 
 #include <poll.h>
 #include <sys/syscall.h>

@@ -6,10 +6,10 @@
 #include <cstdlib>
 #include <thread>
 
-#include "src/comm/launch.h"
-#include "src/comm/mpi_bringup.h"
-#include "src/comm/mpi_support.h"
-#include "src/comm/wait.h"
+#include "comm/launch.h"
+#include "comm/mpi_bringup.h"
+#include "comm/mpi_support.h"
+#include "comm/wait.h"
 
 namespace zero {
 namespace {

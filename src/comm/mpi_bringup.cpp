@@ -1,5 +1,5 @@
 // See mpi_bringup.h. Uses MPI's collectives, all of them here; from then on a single node needs none.
-#include "src/comm/mpi_bringup.h"
+#include "comm/mpi_bringup.h"
 
 #include <unistd.h>
 
@@ -9,9 +9,9 @@
 #include <new>
 #include <string>
 
-#include "src/comm/cluster_impl.h"
-#include "src/comm/thread_impl.h"
-#include "src/comm/window.h"
+#include "comm/cluster_impl.h"
+#include "comm/thread_impl.h"
+#include "comm/window.h"
 
 namespace zero {
 namespace {

@@ -6,8 +6,8 @@
 #include <memory>
 #include <vector>
 
-#include "src/comm/mpi_support.h"
-#include "src/comm/node_impl.h"
+#include "comm/mpi_support.h"
+#include "comm/node_impl.h"
 
 namespace zero {
 

@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "src/core/check.h"
+#include "core/check.h"
 #include "zero/communicator.h"
 
 namespace zero {

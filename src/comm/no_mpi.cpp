@@ -1,6 +1,6 @@
 // Stands in for mpi.cpp in a build without MPI.
-#include "src/comm/launch.h"
-#include "src/core/check.h"
+#include "comm/launch.h"
+#include "core/check.h"
 #include "zero/communicator.h"
 
 namespace zero {

@@ -1,6 +1,6 @@
 // Collectives over shared memory, see node_impl.h. Memory ordering: whatever a rank wrote before a sync() may be read by its
 // peers after it, until the next sync().
-#include "src/comm/node_impl.h"
+#include "comm/node_impl.h"
 
 #include <algorithm>
 #include <cstring>

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "src/comm/team_impl.h"
+#include "comm/team_impl.h"
 
 namespace zero {
 

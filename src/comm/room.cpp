@@ -1,5 +1,5 @@
 // Reads /proc/meminfo and the memory cgroups (version 1 and 2), see room.h.
-#include "src/comm/room.h"
+#include "comm/room.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -7,7 +7,7 @@
 #include <limits>
 #include <sstream>
 
-#include "src/core/check.h"
+#include "core/check.h"
 
 namespace zero {
 namespace {

@@ -1,5 +1,5 @@
 // A world of one rank: the collectives of a node, with nobody to wait for.
-#include "src/comm/thread_impl.h"
+#include "comm/thread_impl.h"
 
 namespace zero {
 

@@ -1,5 +1,5 @@
 // Arrivals and waits over slots in shared memory, see team.h.
-#include "src/comm/team.h"
+#include "comm/team.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -7,7 +7,7 @@
 #include <exception>
 #include <utility>
 
-#include "src/core/check.h"
+#include "core/check.h"
 
 namespace zero {
 namespace {

@@ -8,10 +8,10 @@
 #include <string_view>
 #include <vector>
 
-#include "src/comm/control_block.h"
-#include "src/comm/errors.h"
-#include "src/comm/liveness.h"
-#include "src/comm/wait.h"
+#include "comm/control_block.h"
+#include "comm/errors.h"
+#include "comm/liveness.h"
+#include "comm/wait.h"
 #include "zero/communicator.h"
 
 namespace zero {

@@ -1,12 +1,12 @@
 // The frame around every collective, see team_impl.h.
-#include "src/comm/team_impl.h"
+#include "comm/team_impl.h"
 
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
 
-#include "src/core/check.h"
+#include "core/check.h"
 
 namespace zero {
 namespace {

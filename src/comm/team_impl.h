@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "src/comm/communicator_impl.h"
-#include "src/comm/team.h"
-#include "src/comm/window.h"
+#include "comm/communicator_impl.h"
+#include "comm/team.h"
+#include "comm/window.h"
 
 namespace zero {
 

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "src/comm/room.h"
-#include "src/comm/team_impl.h"
-#include "src/core/check.h"
+#include "comm/room.h"
+#include "comm/team_impl.h"
+#include "core/check.h"
 
 namespace zero {
 namespace {

@@ -8,8 +8,8 @@
 #include <thread>
 #include <utility>
 
-#include "src/comm/thread_impl.h"
-#include "src/core/check.h"
+#include "comm/thread_impl.h"
+#include "core/check.h"
 
 namespace zero {
 

@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "src/comm/node_impl.h"
+#include "comm/node_impl.h"
 
 namespace zero {
 

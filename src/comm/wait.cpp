@@ -1,5 +1,5 @@
 // Spinning, yielding and futexes, see wait.h; and the defaults of WaitPolicy.
-#include "src/comm/wait.h"
+#include "comm/wait.h"
 
 #include <linux/futex.h>
 #include <sched.h>
@@ -10,7 +10,7 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "src/core/check.h"
+#include "core/check.h"
 #include "zero/communicator.h"
 
 namespace zero {

@@ -1,5 +1,5 @@
 // Mappings and memfds, see window.h; and the Buffer handle.
-#include "src/comm/window.h"
+#include "comm/window.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -11,8 +11,8 @@
 #include <cstring>
 #include <utility>
 
-#include "src/comm/room.h"
-#include "src/core/check.h"
+#include "comm/room.h"
+#include "core/check.h"
 
 namespace zero {
 namespace {

@@ -1,5 +1,5 @@
 // Non-blocking messages and notices over MPI, see wire.h.
-#include "src/comm/wire.h"
+#include "comm/wire.h"
 
 #include <algorithm>
 #include <cstdio>

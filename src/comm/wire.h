@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "src/comm/mpi_support.h"
-#include "src/comm/team.h"
+#include "comm/mpi_support.h"
+#include "comm/team.h"
 
 namespace zero {
 

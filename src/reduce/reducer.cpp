@@ -46,7 +46,7 @@ at::Tensor Reducer::shard(int space, int bucket, bool keep) {
   const auto& s = layout_.spaces()[space];
   const auto& b = s.buckets[bucket];
   const auto dtype = static_cast<at::ScalarType>(s.dtype);
-  const auto mine = gradients_.bucket(space, bucket);
+  auto mine = gradients_.bucket(space, bucket);
   if (comm_.size() == 1 && divisor_ == 1) return mine;
   if (keep && kept_valid_) return kept(space, bucket);
   at::Tensor out;
@@ -66,8 +66,8 @@ at::Tensor Reducer::whole(int space, int bucket, const at::Tensor& shard) {
   if (comm_.size() == 1) return shard;
   const auto& s = layout_.spaces()[space];
   const auto& b = s.buckets[bucket];
-  const auto out = tensor_over(whole_scratch_.data(), whole_scratch_.impl(), {b.shard * comm_.size()}, {1},
-                               static_cast<at::ScalarType>(s.dtype));
+  auto out = tensor_over(whole_scratch_.data(), whole_scratch_.impl(), {b.shard * comm_.size()}, {1},
+                         static_cast<at::ScalarType>(s.dtype));
   auto mine = out.narrow(0, b.shard * comm_.rank(), b.shard);
   if (mine.data_ptr() != shard.data_ptr()) mine.copy_(shard);
   comm_.all_gather(mine, out, label("gathering averages of", space, bucket));

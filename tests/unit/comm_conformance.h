@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-#include "src/core/check.h"
+#include "core/check.h"
 #include "zero/communicator.h"
 
 namespace zero::conformance {

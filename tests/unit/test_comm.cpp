@@ -4,10 +4,10 @@
 
 #include <atomic>
 
+#include "comm/room.h"
+#include "comm/team.h"
+#include "comm/window.h"
 #include "comm_conformance.h"
-#include "src/comm/room.h"
-#include "src/comm/team.h"
-#include "src/comm/window.h"
 #include "support/catch.h"
 #include "zero/thread.h"
 
