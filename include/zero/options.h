@@ -56,7 +56,7 @@ class ZERO_API Options {
     divisor_ = d;
     return *this;
   }
-  /// Names for error messages and the agreement check, and the module's buffers are broadcast with its parameters.
+  /// Names for errors and the agreement check. The module's buffers are broadcast once; then each rank keeps its own.
   /// The module must outlive construction (or attach()) only.
   Options& module(const torch::nn::Module& m) {
     module_ = &m;

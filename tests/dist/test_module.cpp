@@ -75,7 +75,8 @@ TEST_CASE("B60 B15 B16 recurrent layers, batch norm and a tied weight train as w
           double square = 0;
           for (auto& p : plain_net.unique_parameters())
             if (p.grad().defined()) square += p.grad().square().sum().item<double>();
-          expect(std::abs(opt.grad_norm() - std::sqrt(square)) < 1e-12 * std::sqrt(square), "a tied weight counts once in the norm");
+          expect(std::abs(opt.grad_norm() - std::sqrt(square)) < 1e-12 * std::sqrt(square),
+                 "a tied weight counts once in the norm");
           plain->step(), opt.step();
         }
         const double d = distance(net.unique_parameters(), plain_net.unique_parameters());
