@@ -77,7 +77,7 @@ struct ZeroOptimizer::Impl {
   void place(const std::vector<char>& with_gradient);
   /// Rank 0's values of the parameters from `first_parameter` on, through an arena of the spaces from `first_space` on.
   void broadcast(std::size_t first_parameter, std::size_t first_space);
-  bool first_setup() const { return layout == nullptr; }
+  bool was_set_up = false;  ///< once; after a conversion that ranks disagree on, there is no layout but this stays
 
   // --- step.cpp
   void enter(const char* call, Groups& groups, StateMap& state);

@@ -33,7 +33,7 @@ Segment ZeroOptimizer::Impl::held_of(int parameter) const {
 }
 
 bool ZeroOptimizer::Impl::needs_set_up(const Groups& groups) const {
-  if (first_setup()) return true;
+  if (layout == nullptr) return true;
   std::size_t count = 0, active = 0;
   bool same = true;
   // Parameters are in group order unless groups have grown; then the slow comparison in follow() sorts it out, once.
@@ -193,7 +193,7 @@ void ZeroOptimizer::Impl::broadcast(std::size_t first_parameter, std::size_t fir
 }
 
 void ZeroOptimizer::Impl::set_up(const Groups& groups, StateMap& state, const std::vector<char>& with_gradient) {
-  const bool first = first_setup();
+  const bool first = !was_set_up;
   const std::size_t known = parameters.size();
   std::string problem;
   try {
@@ -204,7 +204,7 @@ void ZeroOptimizer::Impl::set_up(const Groups& groups, StateMap& state, const st
       check_wrappable(*inner, options.elementwise());
     }
     bool converted = false;
-    for (std::size_t i = 0; i < parameters.size() && !first; ++i) {
+    for (std::size_t i = 0; i < parameters.size() && layout != nullptr; ++i) {
       const auto& slot = layout->slot(static_cast<int>(i));
       if (slot.space < 0 || layout->spaces()[slot.space].dtype == static_cast<int>(parameters[i].tensor.scalar_type()))
         continue;
@@ -249,6 +249,7 @@ void ZeroOptimizer::Impl::set_up(const Groups& groups, StateMap& state, const st
   gradients->watch();
   take_state(state);
   broadcast(anew && first ? 0 : (anew ? parameters.size() : known), known_spaces);
+  was_set_up = true;
 }
 
 }  // namespace zero

@@ -129,9 +129,11 @@ void ZeroOptimizer::Impl::enter(const char* call, Groups& groups, StateMap& stat
         gradients->watch();
       }
       for (std::size_t i = 0; i < parameters.size(); ++i)
-        mine.present.push_back(static_cast<char>(parameters[i].active && gradients->present(static_cast<int>(i))));
-      mine.header.unchanged = reducer->keeps() && gradients->unchanged();
-      if (!mine.header.needs_set_up) mine.problem = gradients->problem();
+        mine.present.push_back(static_cast<char>(parameters[i].active && parameters[i].tensor.grad().defined()));
+      if (!mine.header.needs_set_up) {
+        mine.header.unchanged = reducer->keeps() && gradients->unchanged();
+        mine.problem = gradients->problem();
+      }
       for (std::size_t g = 0; g < groups.size(); ++g)
         for (auto& fact : describe_options(kind, groups[g].options(), "group " + std::to_string(g)))
           options_now.push_back(std::move(fact));
@@ -163,7 +165,7 @@ void ZeroOptimizer::Impl::enter(const char* call, Groups& groups, StateMap& stat
     for (const auto& m : all)
       for (std::size_t i = 0; i < std::min(present.size(), m.present.size()); ++i) present[i] = present[i] || m.present[i];
     if (any(&Header::needs_set_up)) {
-      reducer->set_kept(false);
+      if (reducer) reducer->set_kept(false);
       const auto with_gradient = present;
       set_up(groups, state, with_gradient);
       continue;

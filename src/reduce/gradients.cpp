@@ -43,7 +43,7 @@ class AccumulationHook : public autograd::FunctionPreHook {
       : owner_(std::move(owner)), address_(owner_.lock().get()), parameter_(parameter) {}
   bool belongs_to(const Gradients* owner) const { return address_ == owner; }
   autograd::variable_list operator()(const autograd::variable_list& grads) override {
-    if (auto owner = owner_.lock()) owner->accumulating(parameter_);
+    if (auto owner = owner_.lock()) owner->apply_factor(parameter_);
     return grads;
   }
 
@@ -170,8 +170,6 @@ void Gradients::arrived(int parameter, const at::Tensor& tensor) {
   grad = entries_[parameter].view;
 }
 
-void Gradients::accumulating(int parameter) { apply_factor(parameter); }
-
 void Gradients::apply_factor(int parameter) {
   auto& entry = entries_[parameter];
   if (entry.factor == 1) return;
@@ -185,7 +183,7 @@ void Gradients::apply_factor(int parameter) {
 
 std::string Gradients::problem() const {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (!present(static_cast<int>(i)) || layout_.slot(static_cast<int>(i)).space < 0) continue;
+    if (!parameters_[i].tensor.grad().defined() || layout_.slot(static_cast<int>(i)).space < 0) continue;
     const auto& p = parameters_[i];
     const auto& grad = p.tensor.grad();
     if (grad.layout() != at::kStrided)
@@ -197,8 +195,6 @@ std::string Gradients::problem() const {
   }
   return {};
 }
-
-bool Gradients::present(int parameter) const { return parameters_[parameter].tensor.grad().defined(); }
 
 void Gradients::collect(const std::vector<char>& anywhere) {
   const at::NoGradGuard no_grad;

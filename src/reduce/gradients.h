@@ -38,8 +38,6 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
 
   /// Why the present gradients can't be reduced, or empty: sparse, of another shape or type.
   std::string problem() const;
-  /// Is there a gradient, here?
-  bool present(int parameter) const;
 
   /// Brings everything into the arenas: gradients that we did not place are copied, and where only other ranks have one ours is 0.
   /// @param anywhere per parameter: some rank has a gradient
@@ -76,7 +74,6 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   };
 
   void arrived(int parameter, const at::Tensor& tensor);
-  void accumulating(int parameter);
   void apply_factor(int parameter);
   bool is_ours(int parameter, const at::Tensor& grad) const;
   void forget(int parameter);

@@ -40,6 +40,27 @@ TEST_CASE("D12 the model is converted or loaded after construction") {
   });
 }
 
+TEST_CASE("D12 a conversion that one rank forgets is named, and can be made good") {
+  on_threads({2, 3}, [](const Communicator& comm) {
+    for (int stage : {0, 1}) {
+      Model plain_model, model(at::kFloat);
+      auto opt = zero::wrap(adamw(model.params), suite::options_for(comm, stage).names(Model::names()));
+      auto convert = [&] {
+        for (std::size_t i = 0; i < model.params.size(); ++i) model.params[i].set_data(plain_model.params[i].detach().clone());
+      };
+      if (comm.rank() == 1) convert();
+      expect_error({"type of 'w1'", "Float on rank 0", "Double on rank 1"}, [&] { opt.step(); });
+      expect_error({"type of 'w1'"}, [&] { opt.step(); });
+      if (comm.rank() != 1) convert();
+      auto plain = adamw(plain_model.params);
+      for (int r = 0; r < comm.size(); ++r) (plain_model.loss(batch(0, r)) / comm.size()).backward();
+      model.loss(batch(0, comm.rank())).backward();
+      plain->step(), opt.step();
+      expect_close(model.params, plain_model.params, "converted in the end");
+    }
+  });
+}
+
 TEST_CASE("D13 a group's tensors are replaced: like ones take their place, others are refused") {
   everywhere([](const Communicator& comm, Options options) {
     Model plain_model, plain_next(at::kDouble, 5), model, next(at::kDouble, 5);
