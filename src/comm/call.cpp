@@ -28,6 +28,10 @@ const char* name_of(Op op) {
       return "split";
     case Op::duplicate:
       return "duplicate";
+    case Op::open_queue:
+      return "open_queue";
+    case Op::queued:
+      return "queued reduce_scatter";
     case Op::refuse:
       return "a refused call";
   }
@@ -42,7 +46,7 @@ void Call::set_what(const std::string& text) {
 
 bool Call::agrees_with(const Call& other) const {
   return op == other.op && dtype == other.dtype && root == other.root && count == other.count && divisor == other.divisor &&
-         number == other.number;
+         number == other.number && ((op != Op::queued && op != Op::all_gather) || std::strcmp(what, other.what) == 0);
 }
 
 std::string describe(const Call& call) {

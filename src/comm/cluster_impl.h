@@ -45,11 +45,13 @@ class ClusterImpl final : public TeamImpl {
   void do_all_reduce(const Call& call, char* data) override;
   void do_broadcast(const Call& call, char* data) override;
   bool gathers_from_shard() const override { return false; }
+  std::shared_ptr<QueueImpl> form_queue(const Call& call) override;
   std::shared_ptr<CommunicatorImpl> form(const std::vector<int>& members, int color, int key) override;
   void spread_failure(int origin, const std::string& why) override { wire_.tell(true, origin, why); }
   void check_far_failures() override { wire_.poll(); }
 
  private:
+  friend class ClusterQueue;
   struct Reduction;
   bool alone() const { return team_.size() == 1; }
   std::int64_t chunk_bytes() const;

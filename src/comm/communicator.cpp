@@ -3,9 +3,9 @@
 // An argument that is wrong on one rank only must not leave the others waiting: it is refused as a collective.
 #include "zero/communicator.h"
 
-#include <cmath>
 #include <utility>
 
+#include "comm/arguments.h"
 #include "comm/communicator_impl.h"
 #include "core/check.h"
 
@@ -26,99 +26,6 @@ Call call_of(Op op, const std::string& what) {
   return call;
 }
 
-std::string wrong_tensor(const at::Tensor& tensor, const char* name) {
-  if (!tensor.defined()) return text(name, " is not defined");
-  if (!tensor.device().is_cpu()) return text(name, " is on ", tensor.device().str(), "; this communicator works on the CPU");
-  if (tensor.layout() != at::kStrided) return text(name, " is not a dense tensor");
-  if (!tensor.is_contiguous()) return text(name, " is not contiguous");
-  return {};
-}
-
-// Describes tensors to the backend, or says what is wrong with them.
-class Arguments {
- public:
-  Arguments(const CommunicatorImpl& impl, Call& call) : impl_(impl), call_(call) {}
-
-  void tensor(const at::Tensor& tensor, const char* name) {
-    if (ok()) wrong_ = wrong_tensor(tensor, name);
-  }
-
-  // small × N elements, as large; they are apart, or small is this rank's slice of large.
-  void slices(const at::Tensor& small, const char* small_name, const at::Tensor& large, const char* large_name) {
-    tensor(small, small_name);
-    tensor(large, large_name);
-    if (!ok()) return;
-    if (small.scalar_type() != large.scalar_type()) {
-      wrong_ = text(small_name, " is ", c10::toString(small.scalar_type()), " but ", large_name, " is ",
-                    c10::toString(large.scalar_type()));
-    } else if (small.numel() * impl_.size() != large.numel()) {
-      wrong_ = text(large_name, " must have ", impl_.size(), " (ranks) times the elements of ", small_name, ": has ",
-                    large.numel(), ", not ", impl_.size(), " × ", small.numel());
-    } else if (small.numel() > 0) {
-      const auto* begin = static_cast<const char*>(large.const_data_ptr());
-      const auto* part = static_cast<const char*>(small.const_data_ptr());
-      const auto bytes = static_cast<std::ptrdiff_t>(small.nbytes());
-      const bool apart = part + bytes <= begin || begin + bytes * impl_.size() <= part;
-      if (!apart && part != begin + impl_.rank() * bytes) {
-        wrong_ = text(small_name, " overlaps ", large_name, " but is not this rank's slice of it");
-      }
-    }
-  }
-
-  // Numbers that are added.
-  void sums(const at::Tensor& tensor, double divisor) {
-    if (!ok()) return;
-    using c10::ScalarType;
-    call_.dtype = tensor.scalar_type();
-    call_.count = tensor.numel() * (tensor.is_complex() ? 2 : 1);
-    call_.divisor = divisor;
-    switch (call_.dtype) {
-      case ScalarType::Float:
-      case ScalarType::ComplexFloat:
-        call_.real = kernels::DType::f32;
-        break;
-      case ScalarType::Double:
-      case ScalarType::ComplexDouble:
-        call_.real = kernels::DType::f64;
-        break;
-      case ScalarType::Half:
-      case ScalarType::ComplexHalf:
-        call_.real = kernels::DType::f16;
-        break;
-      case ScalarType::BFloat16:
-        call_.real = kernels::DType::bf16;
-        break;
-      default:
-        wrong_ = text("cannot add tensors of type ", c10::toString(call_.dtype));
-        return;
-    }
-    call_.item_bytes = kernels::size_of(call_.real);
-    if (divisor == 0 || std::isnan(divisor)) wrong_ = text("divisor is ", divisor);
-  }
-
-  // Bytes that are moved.
-  void moves(const at::Tensor& tensor) {
-    if (!ok()) return;
-    call_.dtype = tensor.scalar_type();
-    call_.count = static_cast<std::int64_t>(tensor.nbytes());
-  }
-
-  bool ok() const { return wrong_.empty(); }
-  void require(bool condition, const std::string& message) {
-    if (ok() && !condition) wrong_ = message;
-  }
-
-  void check(CommunicatorImpl& impl) const {
-    if (ok()) return;
-    impl.refuse(text(name_of(call_.op), call_.what[0] != '\0' ? text(" '", call_.what, '\'') : std::string(), ": ", wrong_));
-  }
-
- private:
-  const CommunicatorImpl& impl_;
-  Call& call_;
-  std::string wrong_;
-};
-
 }  // namespace
 
 Communicator::Communicator(std::shared_ptr<CommunicatorImpl> impl) : impl_(std::move(impl)) {}
@@ -129,10 +36,11 @@ const char* Communicator::backend() const { return attached(impl_).backend(); }
 int Communicator::local_size() const { return attached(impl_).local_size(); }
 int Communicator::nodes() const { return attached(impl_).nodes(); }
 
-Buffer Communicator::allocate(std::int64_t bytes, const std::string& what) const {
+Buffer Communicator::allocate(std::int64_t bytes, const std::string& what, Backing backing) const {
   auto& impl = attached(impl_);
   Call call = call_of(Op::allocate, what);
   call.count = bytes;
+  call.root = static_cast<std::int32_t>(backing);
   Arguments arguments(impl, call);
   arguments.require(bytes >= 0, text("bytes is ", bytes));
   arguments.check(impl);
@@ -194,6 +102,12 @@ Communicator Communicator::split(int color, int key) const {
 
 Communicator Communicator::duplicate() const {
   return Communicator(attached(impl_).split(call_of(Op::duplicate, {}), 0, rank()));
+}
+
+ReduceQueue Communicator::open_queue(const std::string& what) const {
+  auto queue = attached(impl_).open_queue(call_of(Op::open_queue, what));
+  queue->keep(impl_);
+  return ReduceQueue(std::move(queue));
 }
 
 void Communicator::fail(const std::string& why) const { attached(impl_).fail(why); }

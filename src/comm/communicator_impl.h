@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "comm/call.h"
+#include "comm/queue_impl.h"
 #include "zero/communicator.h"
 
 namespace zero {
@@ -30,6 +31,7 @@ class CommunicatorImpl {
   virtual std::shared_ptr<Buffer::Impl> allocate(Call call) = 0;
   /// Op::split or Op::duplicate. May be null (negative color).
   virtual std::shared_ptr<CommunicatorImpl> split(Call call, int color, int key) = 0;
+  virtual std::shared_ptr<QueueImpl> open_queue(Call call) = 0;
   /// Takes part in the collective that this rank cannot do, and throws `message` on every rank.
   [[noreturn]] virtual void refuse(const std::string& message) = 0;
 

@@ -1,10 +1,13 @@
 // Starting and ending MPI, and make_communicator() of a build that has it. See zero/mpi.h.
 #include "zero/mpi.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <thread>
+#include <vector>
 
 #include "comm/launch.h"
 #include "comm/mpi_bringup.h"
@@ -16,22 +19,37 @@ namespace {
 
 std::atomic<bool> failed{false};
 
+constexpr std::chrono::seconds kOthersEnd{2};
+
+// Whether all processes come here, too. Once one is known to have failed, it is waited for so long.
+bool all_are_ending(const std::vector<std::shared_ptr<TeamImpl>>& live) {
+  MPI_Request request = MPI_REQUEST_NULL;
+  if (MPI_Ibarrier(MPI_COMM_WORLD, &request) != MPI_SUCCESS) return false;
+  auto failed_at = Clock::time_point::max();
+  for (int done = 0;;) {
+    if (MPI_Test(&request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return false;
+    if (done != 0) return true;
+    const auto now = Clock::now();
+    if (failed_at == Clock::time_point::max()) {
+      if (failed.load() || std::any_of(live.begin(), live.end(), [](const auto& impl) { return impl->peer_failed(); }))
+        failed_at = now;
+    } else if (now - failed_at > kOthersEnd) {
+      return false;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
 // At exit, when it was us who started MPI. MPI_Finalize waits for all processes. After a failure some may never come: if they are
-// not all at this point soon, MPI isn't finalised, and mpirun ends the job.
+// not all at this point soon, MPI isn't finalised, and mpirun ends the job. A program may also end in the midst of its work
+// (exit() in a function that is called in forward): its communicators still exist, and the others are told.
 void finalize_at_exit() {
   if (!mpi_is_up()) return;
-  if (failed.load()) {
-    MPI_Request request = MPI_REQUEST_NULL;
-    WaitPolicy brief;
-    brief.timeout = brief.warn_after = std::chrono::seconds(2);
-    if (MPI_Ibarrier(MPI_COMM_WORLD, &request) != MPI_SUCCESS) return;
-    try {
-      if (!poll_request(request, brief, nullptr)) return;
-    } catch (const std::exception&) {
-      return;
-    }
-  }
-  MPI_Finalize();
+  const auto live = live_communicators();
+  const bool before = failed.load();
+  for (const auto& impl : live) impl->fail("its program ended without destroying the communicator");
+  failed.store(before);  // that was no reason to hurry: if all end like this, nothing is wrong
+  if ((!before && live.empty()) || all_are_ending(live)) MPI_Finalize();
 }
 
 }  // namespace

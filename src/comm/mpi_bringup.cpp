@@ -93,7 +93,26 @@ std::shared_ptr<Slot> share_slots(MPI_Comm comm, int rank, int leader, int local
   return {memory, reinterpret_cast<Slot*>(memory->data())};
 }
 
+struct Live {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<TeamImpl>> all;
+};
+
+Live& live() {
+  static auto* it = new Live;  // also after static destructors
+  return *it;
+}
+
 }  // namespace
+
+std::vector<std::shared_ptr<TeamImpl>> live_communicators() {
+  const std::lock_guard<std::mutex> lock(live().mutex);
+  std::vector<std::shared_ptr<TeamImpl>> there;
+  for (const auto& one : live().all)
+    if (auto impl = one.lock()) there.push_back(std::move(impl));
+  live().all.assign(there.begin(), there.end());
+  return there;
+}
 
 std::shared_ptr<CommunicatorImpl> bring_up(MPI_Comm comm, const WaitPolicy& policy) {
   const auto owner = std::make_shared<OwnedComm>(comm);
@@ -127,6 +146,9 @@ std::shared_ptr<CommunicatorImpl> bring_up(MPI_Comm comm, const WaitPolicy& poli
     made = std::make_shared<ClusterImpl>(rank, std::move(setup), owner, std::move(map));
   }
   made->set_wait_policy(policy);
+  live_communicators();  // forgets those that have gone
+  const std::lock_guard<std::mutex> lock(live().mutex);
+  live().all.push_back(made);
   return made;
 }
 

@@ -10,6 +10,8 @@
 
 namespace zero {
 
+class NodeQueue;
+
 class NodeImpl : public TeamImpl {
  public:
   using TeamImpl::TeamImpl;
@@ -24,11 +26,16 @@ class NodeImpl : public TeamImpl {
   void do_all_reduce(const Call& call, char* data) override;
   void do_broadcast(const Call& call, char* data) override;
   bool gathers_from_shard() const override { return true; }
+  std::shared_ptr<QueueImpl> form_queue(const Call& call) override;
 
  private:
+  friend class NodeQueue;
   void check_calls();
   void reduce_direct(const Call& call, char* data);
   void reduce_staged(const Call& call, char* data);
+  bool serve_queues();
+
+  std::vector<NodeQueue*> queues_;  ///< open on this rank
 };
 
 /// kernels::sum_ranks with `at(member)` as the inputs.

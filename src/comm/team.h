@@ -41,6 +41,21 @@ class Team {
 
   /// Arrives, and waits until all have arrived as often. What was written before is visible to all after.
   void sync();
+  /// What a rank waits for: each member gets somewhere.
+  struct Goal {
+    std::function<bool(int member)> there;     ///< never again false once true
+    std::function<bool(int member)> given_up;  ///< null: none does. It won't get there any more, though it hasn't left
+    const char* to_do = "";                    ///< in the message of a timeout: "… for rank 2" + " to begin it"
+    /// A member that has arrived in a collective before it got there waits for this rank, as this rank does for it.
+    bool before_collectives = false;
+  };
+  /// Waits until all are there. Throws if somebody has failed, or won't get there, or after the timeout.
+  void await(const Goal& goal);
+  /// This rank has written something that others wait for: wakes them.
+  void ring();
+
+  Lane& lane(int member, int index) const { return slot(member).lanes[index]; }
+
   /// The page that the next sync() shows to the others.
   Page& next_page();
   /// What `member` showed at the last sync(), to be read before this rank's next.
@@ -51,6 +66,9 @@ class Team {
 
   /// Throws if this rank or a peer has failed.
   void check_failures() const;
+  bool peer_failed() const;
+  /// An exception is destroying what this belongs to.
+  bool unwinding() const;
   /// Marks this rank as failed, once. The peers throw "rank `origin` `why`".
   /// @returns false if it was marked already
   bool fail(int origin, const std::string& why);
@@ -65,12 +83,23 @@ class Team {
   std::chrono::milliseconds patience{0};
   /// Called now and then while waiting (with short naps instead of long sleeps): progress of messages between nodes.
   std::function<void()> progress;
+  /// Called while waiting: work of this rank that others may be waiting for, which they announce on bells that it isn't looking
+  /// at. True: there may be more before long, so take short naps.
+  std::function<bool()> serve;
 
  private:
   Slot& slot(int member) const { return setup_.slots.get()[member]; }
-  void wait_for(int member, Clock::time_point& began, bool& warned);
-  bool look_around(int member, Clock::time_point began, bool& warned) const;
-  void ring();
+  struct Wait {
+    const Goal& goal;
+    Clock::time_point began{};
+    Clock::time_point given_up{};  ///< when somebody who has given up was first seen
+    bool warned = false;
+  };
+  void wait_for(int member, Wait& wait);
+  bool look_around(int member, Wait& wait) const;
+  void check_order(int member, const Goal& goal) const;
+  int first_failed() const;  ///< -1: nobody has
+  [[noreturn]] void throw_failure_of(int member) const;
   [[noreturn]] void throw_peer_failure(int member, const std::string& reason) const;
 
   Setup setup_;

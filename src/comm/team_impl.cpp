@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "core/check.h"
@@ -28,24 +29,10 @@ std::int64_t staging_bytes_wanted(int ranks) {
 TeamImpl::TeamImpl(int rank, Team::Setup setup)
     : team_(std::move(setup)), rank_(rank), staging_bytes_(staging_bytes_wanted(team_.world())) {}
 
-template <typename Body>
-auto TeamImpl::run(Call& call, const Body& body) {
+void TeamImpl::guarded(const std::function<void()>& body) {
   if (broken_ != nullptr) std::rethrow_exception(broken_);
-  call.number = ++number_;
-  call.staging = staging_bytes_;
-  team_.set_current(call);
-  ++traffic_.calls;
-  struct Release {
-    TeamImpl& impl;
-    ~Release() {
-      impl.window_.reset();
-      impl.reach_.clear();
-    }
-  } release{*this};
   try {
-    team_.check_failures();
-    check_far_failures();
-    return body();
+    body();
   } catch (const AgreedError&) {
     throw;
   } catch (const PeerFailure& error) {
@@ -58,6 +45,33 @@ auto TeamImpl::run(Call& call, const Body& body) {
     break_down(std::current_exception(), rank_, std::string("failed: ") + error.what());
     throw;
   }
+}
+
+template <typename Body>
+auto TeamImpl::run(Call& call, const Body& body) {
+  struct Release {
+    TeamImpl& impl;
+    ~Release() {
+      impl.window_.reset();
+      impl.reach_.clear();
+    }
+  } release{*this};
+  using Result = decltype(body());
+  [[maybe_unused]] std::conditional_t<std::is_void_v<Result>, bool, Result> result{};
+  guarded([&] {
+    call.number = ++number_;
+    call.staging = staging_bytes_;
+    team_.set_current(call);
+    ++traffic_.calls;
+    team_.check_failures();
+    check_far_failures();
+    if constexpr (std::is_void_v<Result>) {
+      body();
+    } else {
+      result = body();
+    }
+  });
+  if constexpr (!std::is_void_v<Result>) return result;
 }
 
 void TeamImpl::break_down(std::exception_ptr error, int origin, const std::string& why) {
@@ -94,7 +108,7 @@ void TeamImpl::refuse(const std::string& message) {
   ZERO_FAIL(full);  // not reached: entering a refused call throws
 }
 
-void TeamImpl::find_window(Call& call, const void* data, std::int64_t bytes) {
+std::shared_ptr<Buffer::Impl> TeamImpl::find_window(Call& call, const void* data, std::int64_t bytes) {
   windows_.erase(std::remove_if(windows_.begin(), windows_.end(), [](const auto& window) { return window.expired(); }),
                  windows_.end());
   for (const auto& candidate : windows_) {
@@ -104,9 +118,9 @@ void TeamImpl::find_window(Call& call, const void* data, std::int64_t bytes) {
     if (offset < 0 || offset + bytes > window->bytes) continue;
     call.window = window->id;
     call.offset = offset;
-    window_ = std::move(window);
-    return;
+    return window;
   }
+  return nullptr;
 }
 
 void TeamImpl::resolve(const std::function<const Call&(int)>& call_of) {
@@ -120,7 +134,7 @@ void TeamImpl::resolve(const std::function<const Call&(int)>& call_of) {
 
 void TeamImpl::reduce_scatter(Call call, const void* input, void* output) {
   run(call, [&] {
-    find_window(call, input, call.bytes() * size());
+    window_ = find_window(call, input, call.bytes() * size());
     enter(call, input, call.bytes() * size());
     do_reduce_scatter(call, static_cast<const char*>(input), static_cast<char*>(output));
     traffic_.data_bytes += call.bytes() * (size() - 1);
@@ -129,7 +143,7 @@ void TeamImpl::reduce_scatter(Call call, const void* input, void* output) {
 
 void TeamImpl::all_gather(Call call, const void* shard, void* full) {
   run(call, [&] {
-    gathers_from_shard() ? find_window(call, shard, call.bytes()) : find_window(call, full, call.bytes() * size());
+    window_ = gathers_from_shard() ? find_window(call, shard, call.bytes()) : find_window(call, full, call.bytes() * size());
     enter(call, shard, call.bytes());
     do_all_gather(call, static_cast<const char*>(shard), static_cast<char*>(full));
     traffic_.data_bytes += call.bytes() * (size() - 1);
@@ -138,7 +152,7 @@ void TeamImpl::all_gather(Call call, const void* shard, void* full) {
 
 void TeamImpl::all_reduce(Call call, void* data) {
   run(call, [&] {
-    find_window(call, data, call.bytes());
+    window_ = find_window(call, data, call.bytes());
     enter(call, data, call.bytes());
     do_all_reduce(call, static_cast<char*>(data));
     traffic_.data_bytes += 2 * (size() - 1) * call.bytes() / size();
@@ -147,7 +161,7 @@ void TeamImpl::all_reduce(Call call, void* data) {
 
 void TeamImpl::broadcast(Call call, void* data) {
   run(call, [&] {
-    find_window(call, data, call.bytes());
+    window_ = find_window(call, data, call.bytes());
     enter(call, data, call.root == rank_ ? call.bytes() : 0);
     do_broadcast(call, static_cast<char*>(data));
     if (call.root == rank_) traffic_.data_bytes += call.bytes() * (size() - 1);
@@ -166,11 +180,15 @@ std::shared_ptr<Buffer::Impl> TeamImpl::allocate(Call call) {
   return run(call, [&] {
     const auto verdicts = enter_with(call, room_verdict(call.count));
     const auto everywhere = [&](const std::string& mine) { return swap(mine); };
-    auto window = make_window(call.count, call.what, verdicts, everywhere);
+    auto window = make_window(call.count, call.what, static_cast<Backing>(call.root), verdicts, everywhere);
     window->id = next_window_++;
     windows_.push_back(window);
     return window;
   });
+}
+
+std::shared_ptr<QueueImpl> TeamImpl::open_queue(Call call) {
+  return run(call, [&] { return form_queue(call); });
 }
 
 std::shared_ptr<CommunicatorImpl> TeamImpl::split(Call call, int color, int key) {

@@ -30,9 +30,11 @@ class TeamImpl : public CommunicatorImpl {
   std::vector<std::string> exchange(Call call, const std::string& mine) override;
   std::shared_ptr<Buffer::Impl> allocate(Call call) override;
   std::shared_ptr<CommunicatorImpl> split(Call call, int color, int key) override;
+  std::shared_ptr<QueueImpl> open_queue(Call call) override;
   [[noreturn]] void refuse(const std::string& message) override;
 
   void fail(const std::string& why) override;
+  bool peer_failed() const { return team_.peer_failed(); }
   void set_wait_policy(const WaitPolicy& policy) override { team_.policy = policy; }
   WaitPolicy wait_policy() const override { return team_.policy; }
   Traffic traffic() const override { return traffic_; }
@@ -54,12 +56,18 @@ class TeamImpl : public CommunicatorImpl {
   virtual bool gathers_from_shard() const = 0;
   /// Collective over all ranks: a communicator of `members` (ranks of this one, in the new order; empty: none for this rank).
   virtual std::shared_ptr<CommunicatorImpl> form(const std::vector<int>& members, int color, int key) = 0;
+  /// Within Op::open_queue. The owner is set by open_queue()'s caller.
+  virtual std::shared_ptr<QueueImpl> form_queue(const Call& call) = 0;
   /// Tells ranks that share no memory with this one, and hears from them.
   virtual void spread_failure(int /*origin*/, const std::string& /*why*/) {}
   virtual void check_far_failures() {}
 
   /// Throws AgreedError unless all calls are the same; `notes` holds the message of each rank that refuses its call.
   void compare(const std::vector<Call>& calls, const std::vector<std::string>& notes) const;
+  /// Decides what an exception of `body` means: whether the communicator is broken by it. Broken already: throws that.
+  void guarded(const std::function<void()>& body);
+  /// The user's Buffer that this memory lies in, noted in `call`; null: none.
+  std::shared_ptr<Buffer::Impl> find_window(Call& call, const void* data, std::int64_t bytes);
   /// Fills reach_, given every rank's call on this node.
   void resolve(const std::function<const Call&(int)>& call_of);
 
@@ -78,10 +86,9 @@ class TeamImpl : public CommunicatorImpl {
   template <typename Body>
   auto run(Call& call, const Body& body);
   using Swap = std::function<std::vector<std::string>(const std::string&)>;
-  std::shared_ptr<Buffer::Impl> make_window(std::int64_t bytes, const std::string& what,
+  std::shared_ptr<Buffer::Impl> make_window(std::int64_t bytes, const std::string& what, Backing backing,
                                             const std::vector<std::string>& verdicts, const Swap& swap);
   std::string room_verdict(std::int64_t bytes) const;
-  void find_window(Call& call, const void* data, std::int64_t bytes);
   void break_down(std::exception_ptr error, int origin, const std::string& why);
 
   int rank_;

@@ -40,7 +40,7 @@ std::string TeamImpl::room_verdict(std::int64_t bytes) const {
   });
 }
 
-std::shared_ptr<Buffer::Impl> TeamImpl::make_window(std::int64_t bytes, const std::string& what,
+std::shared_ptr<Buffer::Impl> TeamImpl::make_window(std::int64_t bytes, const std::string& what, Backing backing,
                                                     const std::vector<std::string>& verdicts, const Swap& swap) {
   const auto agree = [&](const std::vector<std::string>& all) {
     for (const auto& verdict : all) {
@@ -54,10 +54,10 @@ std::shared_ptr<Buffer::Impl> TeamImpl::make_window(std::int64_t bytes, const st
   window->bytes = bytes;
   window->parts.resize(static_cast<std::size_t>(team_.size()));
   auto& own = window->parts[static_cast<std::size_t>(team_.rank())];
-  const bool shared = team_.processes();
+  const bool processes = team_.processes();
   const auto tokens = swap(attempt([&] {
-    own = Mapping::create(bytes, shared);
-    return token_of(own, shared);
+    own = Mapping::create(bytes, processes || backing == Backing::file);
+    return token_of(own, processes);
   }));
   agree(tokens);
   const auto opened = swap(attempt([&] {
@@ -66,12 +66,13 @@ std::shared_ptr<Buffer::Impl> TeamImpl::make_window(std::int64_t bytes, const st
       // Several nodes: tokens come in the order of the communicator's ranks.
       const auto index = tokens.size() == window->parts.size() ? member : team_.rank_in_world(member);
       window->parts[static_cast<std::size_t>(member)] =
-          from_token(tokens[static_cast<std::size_t>(index)].substr(1), bytes, shared);
+          from_token(tokens[static_cast<std::size_t>(index)].substr(1), bytes, processes);
     }
     return std::string();
   }));
   agree(opened);
-  own->close_fd();
+  if (backing == Backing::memory)
+    for (const auto& part : window->parts) part->close_fd();
   return window;
 }
 
@@ -79,7 +80,7 @@ const Buffer::Impl& TeamImpl::staging() {
   if (staging_ == nullptr) {
     const auto here = [&](const std::string& mine) { return team_.exchange(nullptr, mine); };
     try {
-      staging_ = make_window(staging_bytes_, "staging copies", here(room_verdict(staging_bytes_)), here);
+      staging_ = make_window(staging_bytes_, "staging copies", Backing::memory, here(room_verdict(staging_bytes_)), here);
     } catch (const AgreedError& error) {
       if (nodes() == 1) throw;
       ZERO_FAIL(error.msg());  // the other nodes don't know

@@ -82,12 +82,69 @@ std::shared_ptr<Mapping> Mapping::open(pid_t pid, int fd, std::int64_t bytes) {
   void* data = mmap(nullptr, static_cast<std::size_t>(mapping->bytes_), PROT_READ | PROT_WRITE, MAP_SHARED, mapping->fd_, 0);
   ZERO_CHECK(data != MAP_FAILED, "mapping ", readable_bytes(bytes), " of process ", pid, ": ", std::strerror(errno));
   mapping->data_ = static_cast<char*>(data);
-  mapping->close_fd();
   return mapping;
 }
 
-std::string token_of(const std::shared_ptr<Mapping>& mapping, bool shared) {
-  if (!shared) {
+namespace {
+
+bool map_part(char* at, std::int64_t bytes, int fd, std::int64_t offset) {
+  // NORESERVE: only what is written takes memory, and hardly anything ever is.
+  return mmap(at, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED, fd,
+              offset) != MAP_FAILED;
+}
+
+// Do writes to the file show in a private mapping that has been read, and do they again after its own writes were dropped?
+bool private_mappings_follow() {
+  try {
+    const auto file = Mapping::create(1, true);
+    const auto page = whole_pages(1);
+    void* data = mmap(nullptr, static_cast<std::size_t>(page), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (data == MAP_FAILED) return false;
+    auto* view = static_cast<volatile char*>(data);
+    auto* origin = static_cast<volatile char*>(file->data());
+    bool good = map_part(static_cast<char*>(data), page, file->fd(), 0);
+    if (good) {
+      good = view[0] == 0;
+      origin[0] = 1;
+      good = good && view[0] == 1;
+      view[1] = 2;
+      origin[2] = 3;
+      good = good && origin[1] == 0 && view[1] == 2 && madvise(data, static_cast<std::size_t>(page), MADV_DONTNEED) == 0 &&
+             view[0] == 1 && view[1] == 0 && view[2] == 3;
+    }
+    munmap(data, static_cast<std::size_t>(page));
+    return good;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<SideBySide> SideBySide::map(const Buffer::Impl& buffer, std::int64_t offset, std::int64_t bytes) {
+  if (bytes == 0 || bytes != whole_pages(bytes) || offset % whole_pages(1) != 0) return nullptr;
+  for (const auto& part : buffer.parts)
+    if (part->fd() < 0) return nullptr;
+  static const bool follows = private_mappings_follow();
+  if (!follows) return nullptr;
+  const auto all = bytes * static_cast<std::int64_t>(buffer.parts.size());
+  void* data = mmap(nullptr, static_cast<std::size_t>(all), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (data == MAP_FAILED) return nullptr;
+  std::shared_ptr<SideBySide> view(new SideBySide(static_cast<char*>(data), all));
+  auto* at = view->data_;
+  for (const auto& part : buffer.parts) {
+    if (!map_part(at, bytes, part->fd(), offset)) return nullptr;
+    at += bytes;
+  }
+  return view;
+}
+
+SideBySide::~SideBySide() { munmap(data_, static_cast<std::size_t>(bytes_)); }
+
+void SideBySide::forget_writes() { madvise(data_, static_cast<std::size_t>(bytes_), MADV_DONTNEED); }
+
+std::string token_of(const std::shared_ptr<Mapping>& mapping, bool processes) {
+  if (!processes) {
     const ThreadToken token{&mapping};
     return {reinterpret_cast<const char*>(&token), sizeof token};
   }
@@ -95,8 +152,8 @@ std::string token_of(const std::shared_ptr<Mapping>& mapping, bool shared) {
   return {reinterpret_cast<const char*>(&token), sizeof token};
 }
 
-std::shared_ptr<Mapping> from_token(const std::string& token, std::int64_t bytes, bool shared) {
-  if (!shared) {
+std::shared_ptr<Mapping> from_token(const std::string& token, std::int64_t bytes, bool processes) {
+  if (!processes) {
     ThreadToken thread{};
     std::memcpy(&thread, token.data(), sizeof thread);
     return *thread.mapping;

@@ -93,6 +93,42 @@ TEST_CASE("run_ranks rethrows the cause, with its type") {
   CHECK(message_of([] { run_ranks(0, [](const Communicator&) {}); }).find("run_ranks") != std::string::npos);
 }
 
+TEST_CASE("a rank that throws is named by those who wait in a queue, whose last handle it has dropped") {
+  std::atomic<int> begun{0};
+  std::atomic<int> told{0};
+  const auto body = [&](const Communicator& comm) {
+    const auto queue = comm.open_queue("gradients");
+    const auto buffer = comm.allocate(4 * 400, "input");
+    std::vector<float> output(100);
+    queue.begin(at::from_blob(buffer.data(), {400}, at::kFloat), at::from_blob(output.data(), {100}, at::kFloat));
+    ++begun;
+    while (begun < 4) std::this_thread::yield();  // begin() would throw as well
+    if (comm.rank() == 2) throw std::runtime_error("paper jam");
+    const auto message = conformance::expect_error(comm, {"rank 2 failed: paper jam"}, [&] {
+      queue.wait(0);  // may be possible
+      queue.wait_released(0);
+    });
+    if (message.find("queued reduce_scatter #") != std::string::npos) ++told;
+  };
+  CHECK_THROWS_AS(run_ranks(4, body), std::runtime_error);
+  CHECK(told == 3);
+}
+
+TEST_CASE("a timeout in a queue names the operation and who is missing") {
+  const auto message = message_of([] {
+    run_ranks(3, patience(300), [](const Communicator& comm) {
+      const auto queue = comm.open_queue("gradients");
+      const auto buffer = comm.allocate(4 * 300, "input");
+      std::vector<float> output(100);
+      if (comm.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(800));
+      queue.begin(at::from_blob(buffer.data(), {300}, at::kFloat), at::from_blob(output.data(), {100}, at::kFloat), 3);
+      queue.wait_released(0);
+    });
+  });
+  CHECK(message.find("queued reduce_scatter #0 of 100 Float over 3, 'gradients': waited 300 ms") != std::string::npos);
+  CHECK(message.find("the timeout, for rank 1 to begin it") != std::string::npos);
+}
+
 TEST_CASE("a timeout names who is missing") {
   const auto message = message_of([] {
     run_ranks(3, patience(200), [](const Communicator& comm) {
@@ -151,6 +187,7 @@ TEST_CASE("a process that dies is noticed, one that arrived and then ended is no
     setup.pids[0] = parent;
     Team team(std::move(setup));
     team.sync();
+    team.lane(1, 0).posted.store(1);
     team.sync();
     _exit(0);  // no destructor: as if killed
   }
@@ -163,7 +200,44 @@ TEST_CASE("a process that dies is noticed, one that arrived and then ended is no
   const auto message = message_of([&] { team.sync(); });
   CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(1));
   CHECK(message.find("rank 1 has died (process " + std::to_string(child)) != std::string::npos);
+  // In a queue as well: it has begun an operation and will never sum its slice.
+  CHECK_NOTHROW(team.await({[&](int member) { return member == 0 || team.lane(member, 0).posted > 0; }, nullptr, ""}));
+  const auto wait = [&] {
+    team.await({[&](int member) { return member == 0 || team.lane(member, 0).taken > 0; }, nullptr, ""});
+  };
+  CHECK(message_of(wait).find("rank 1 has died (process " + std::to_string(child)) != std::string::npos);
   CHECK(waitpid(child, &status, 0) == child);
+}
+
+TEST_CASE("a rank that did its part and then failed or left doesn't fail who still waits for that part") {
+  const auto wait_for_one_that = [](bool leaves, int moment) {
+    const std::shared_ptr<Slot> slots(new Slot[2], std::default_delete<Slot[]>());
+    const auto team_of = [&](int rank) {
+      Team::Setup setup;
+      setup.rank = rank;
+      setup.ranks = {0, 1};
+      setup.world = 2;
+      setup.slots = slots;
+      return std::make_unique<Team>(std::move(setup));
+    };
+    const auto team = team_of(0);
+    auto peer = team_of(1);
+    int looks = 0;
+    team->await({[&](int member) {
+                   if (member == 0 || looks > moment) return true;
+                   if (++looks < moment) return false;
+                   ++looks;  // there, but only just after this look, and gone at once
+                   if (leaves)
+                     peer.reset();
+                   else
+                     peer->fail(1, "failed: in a later call");
+                   return false;
+                 },
+                 nullptr, ""});
+  };
+  // One of the looks is the bad moment: while it spins, and at each place of the first look around after that.
+  for (const bool leaves : {false, true})
+    for (int moment = 1; moment <= 64; ++moment) CHECK_NOTHROW(wait_for_one_that(leaves, moment));
 }
 
 TEST_CASE("room is what the smallest limit leaves") {
