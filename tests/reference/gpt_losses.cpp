@@ -1,10 +1,11 @@
-// The losses of examples/gpt on two ranks against PyTorch's (gpt_losses.json, made by gpt_reference.py), and stage 0 against 1.
+// The losses of examples/gpt on two ranks against PyTorch's (gpt_losses.json, made by gpt_reference.py), and the stages against each other.
 //
 //   gpt_losses MODEL REFERENCE_JSON FOLDER GPT MPIRUN...
 //
-// Runs `MPIRUN... GPT` for both texts at both stages, with files in FOLDER. The licence text is left out where this machine's
-// is another one. Losses must be within 1e-4 relative of the reference, which allows for another CPU or BLAS; the two stages must
-// give the same bits.
+// Runs `MPIRUN... GPT` for both texts at all stages, with files in FOLDER. The licence text is left out where this machine's
+// is another one. Losses must be as near to the reference as another processor or BLAS may bring them: within 1e-5 relative and ten
+// times what a rounding error in the initial weights does to them (`spread` of the reference). The stages must give the same bits.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <exception>
@@ -20,8 +21,6 @@
 namespace {
 
 using nlohmann::json;
-
-constexpr double kTolerance = 1e-4;
 
 json read_json(const std::string& path) {
   std::ifstream file(path);
@@ -39,15 +38,19 @@ json train(const std::string& launcher, const std::string& text, const std::stri
   return read_json(out);
 }
 
-bool compare(const std::string& name, const std::vector<double>& ours, const std::vector<double>& reference) {
-  double worst = ours.size() == reference.size() ? 0 : 1;
-  for (std::size_t i = 0; i < ours.size() && i < reference.size(); ++i) {
+bool compare(const std::string& name, const std::vector<double>& ours, const json& test) {
+  const auto reference = test["losses"].get<std::vector<double>>(), spread = test["spread"].get<std::vector<double>>();
+  bool good = ours.size() == reference.size() && spread.size() == reference.size();
+  double worst = 0, of_tolerance = 0;
+  for (std::size_t i = 0; good && i < ours.size(); ++i) {
     const double difference = std::abs(ours[i] - reference[i]) / std::abs(reference[i]);
-    if (!(difference <= worst)) worst = difference;  // a NaN is kept
+    const double tolerance = 1e-5 + 10 * spread[i];
+    worst = std::max(worst, difference);
+    of_tolerance = std::max(of_tolerance, difference / tolerance);
+    good = difference <= tolerance;  // false for NaN
   }
-  const bool good = worst <= kTolerance;
-  std::printf("%s: %zu losses, largest relative difference %.2e%s\n", name.c_str(), ours.size(), worst,
-              good ? "" : ": TOO MUCH");
+  std::printf("%s: %zu losses, largest relative difference %.2e, %.0f %% of what rounding explains%s\n", name.c_str(),
+              ours.size(), worst, 100 * of_tolerance, good ? "" : ": TOO MUCH");
   return good;
 }
 
@@ -77,7 +80,7 @@ int main(int argc, char** argv) try {
     }
     const auto name = [&](int stage) { return model + " on " + text + ", stage " + std::to_string(stage); };
     std::vector<json> runs;
-    for (int stage = 0; stage < 2; ++stage)
+    for (int stage = 0; stage < 4; ++stage)
       runs.push_back(
           train(launcher, path, model, stage, folder + "/" + model + "." + text + "." + std::to_string(stage) + ".json"));
     const std::string sha = runs[0]["text_sha256"];
@@ -86,11 +89,11 @@ int main(int argc, char** argv) try {
       std::printf("%s %s: another text, %s (reference: %s)\n", model.c_str(), text.c_str(), sha.c_str(), expected.c_str());
       if (text == "pseudo") good = false;  // made here: a difference is a mistake
     } else {
-      for (int stage = 0; stage < 2; ++stage)
-        good &= compare(name(stage), runs[static_cast<std::size_t>(stage)]["losses"], test["losses"]);
+      for (int stage = 0; stage < 4; ++stage)
+        good &= compare(name(stage), runs[static_cast<std::size_t>(stage)]["losses"], test);
     }
-    if (runs[0]["losses"] != runs[1]["losses"]) {
-      std::printf("%s on %s: stages 0 and 1 differ\n", model.c_str(), text.c_str());
+    if (std::any_of(runs.begin(), runs.end(), [&](const json& run) { return run["losses"] != runs[0]["losses"]; })) {
+      std::printf("%s on %s: stages differ\n", model.c_str(), text.c_str());
       good = false;
     }
   }

@@ -4,8 +4,10 @@
     python3 gpt_reference.py gpt_losses.json [--check OTHER.json]
 
 Needs torch. Each case is 20 AdamW steps of one process, one thread; a step is two micro-batches of four sequences with half the
-loss each, in rank order: what two ranks with micro-batch 4 do. --check compares the licence corpus with another file of
-references that has sizes.<model>.accumulated_2x4.losses, and fails above 1e-4 relative.
+loss each, in rank order: what two ranks with micro-batch 4 do. `spread` is what rounding does to these losses: the largest relative
+change, per step, over three runs whose initial weights differ by a rounding error each (another processor or BLAS rounds
+differently in every operation, and where the loss jumps, at step 12 of `small`, a last bit becomes a percent). --check compares the
+licence corpus with another file of references that has sizes.<model>.accumulated_2x4.losses, and fails beyond tolerance().
 
 Two texts: `pseudo`, made up from a hash here as in examples/gpt/text.cpp, the same on every machine; and `licences`, the files of
 /usr/share/common-licenses one after the other, which differ between Debian releases (the sha256 says which these are).
@@ -106,8 +108,15 @@ def windows(text, context, step, rank):
     return both[:, :-1], both[:, 1:]
 
 
-def losses(model, text):
-    p = {name: value.requires_grad_() for name, value in weights(model).items()}
+def rounded_otherwise(value, generator):
+    return value * (1 + (torch.rand(value.shape, generator=generator) * 2 - 1) * 2**-23)
+
+
+def losses(model, text, initial, seed=0):
+    """seed > 0: the weights differ from `initial` by rounding errors"""
+    generator = torch.Generator().manual_seed(seed)
+    p = {name: (rounded_otherwise(value, generator) if seed > 0 else value.clone()).requires_grad_()
+         for name, value in initial.items()}
     optimizer = torch.optim.AdamW(p.values(), lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     out = []
     for step in range(STEPS):
@@ -122,6 +131,15 @@ def losses(model, text):
     return out
 
 
+def relative(a, b):
+    return [abs(x - y) / abs(y) for x, y in zip(a, b, strict=True)]
+
+
+def tolerance(spread):
+    """gpt_losses.cpp has the same."""
+    return [1e-5 + 10 * s for s in spread]
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("output")
@@ -134,20 +152,25 @@ def main():
               "weights": {}, "cases": []}
     for model in MODELS:
         sha = hashlib.sha256()
-        for value in weights(model).values():
+        initial = weights(model)
+        for value in initial.values():
             flat = value.flatten().tolist()
             sha.update(struct.pack(f"<{len(flat)}f", *flat))
         result["weights"][model] = sha.hexdigest()
         for name, text in texts.items():
-            result["cases"].append({"text": name, "model": model, "losses": losses(model, text)})
+            exact = losses(model, text, initial)
+            others = [relative(losses(model, text, initial, seed), exact) for seed in (1, 2, 3)]
+            spread = [float(f"{max(step):.2g}") for step in zip(*others)]
+            result["cases"].append({"text": name, "model": model, "losses": exact, "spread": spread})
+            print(f"{model} on {name}: loss {exact[-1]:.4f}, spread up to {max(spread):.1e}", flush=True)
     pathlib.Path(args.output).write_text(json.dumps(result, indent=1) + "\n")
     if args.check:
         other = json.loads(pathlib.Path(args.check).read_text())
         for case in (c for c in result["cases"] if c["text"] == "licences"):
             theirs = other["sizes"][case["model"]]["accumulated_2x4"]["losses"]
-            worst = max(abs(a - b) / abs(b) for a, b in zip(case["losses"], theirs, strict=True))
-            print(f"{case['model']}: largest relative difference {worst:.2e}")
-            assert worst < 1e-4
+            differences = relative(case["losses"], theirs)
+            print(f"{case['model']}: largest relative difference {max(differences):.2e}")
+            assert all(d <= t for d, t in zip(differences, tolerance(case["spread"]), strict=True))
 
 
 if __name__ == "__main__":
