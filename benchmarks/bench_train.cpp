@@ -52,13 +52,11 @@ double median(std::vector<double> values) {
 
 class Contestant {
  public:
-  /// stage < 0: plain torch::optim on rank 0
-  Contestant(int stage, const Settings& settings, const gpt::Batches& batches, const zero::Communicator& comm)
-      : name(stage < 0 ? "plain" : "stage " + std::to_string(stage)),
-        stage_(stage),
-        settings_(settings),
-        batches_(batches),
-        comm_(comm) {
+  /// @param stage < 0: plain torch::optim on rank 0
+  /// @param budget stage 3: bytes of whole parameters at a time; 0: only what operators use at the moment
+  Contestant(const char* called, int stage, std::int64_t budget, const Settings& settings, const gpt::Batches& batches,
+             const zero::Communicator& comm)
+      : name(called), stage_(stage), settings_(settings), batches_(batches), comm_(comm) {
     if (!takes_part()) return;
     model_ = std::make_unique<gpt::Model>(gpt::size_named(settings.model));
     auto inner = std::make_unique<torch::optim::AdamW>(
@@ -66,9 +64,12 @@ class Contestant {
     if (stage < 0) {
       plain_ = std::move(inner);
     } else {
-      sharded_ = zero::wrap(
-          std::move(inner),
-          zero::Options(comm).stage(static_cast<zero::Stage>(stage)).bucket_bytes(settings.bucket_bytes).module(*model_));
+      sharded_ = zero::wrap(std::move(inner), zero::Options(comm)
+                                                  .stage(static_cast<zero::Stage>(stage))
+                                                  .bucket_bytes(settings.bucket_bytes)
+                                                  .memory_budget(budget > 0 ? budget : 1)
+                                                  .exceed_budget(budget == 0)
+                                                  .module(*model_));
     }
   }
 
@@ -89,6 +90,7 @@ class Contestant {
 
   zero::Memory memory() const { return sharded_ ? sharded_->memory() : zero::Memory(); }
   zero::Memory plan() const { return sharded_ ? sharded_->memory_plan() : zero::Memory(); }
+  zero::StepReport report() const { return sharded_ ? sharded_->last_step() : zero::StepReport(); }
   std::int64_t bytes_sent() const { return sharded_ ? sharded_->last_step().bytes_sent : 0; }
   double last_loss() const { return loss_; }
 
@@ -171,6 +173,10 @@ Json results(const std::vector<std::unique_ptr<Contestant>>& all, const Settings
          {"update_seconds", spread(of_turns(*c, [](const Turn& t) { return t.update; }))},
          {"speed_against_stage_0", spread(speed_against(*c, *all.front()))},
          {"bytes_sent_per_step", c->bytes_sent()},
+         {"faults", c->report().faults},
+         {"prefetch_hits", c->report().prefetch_hits},
+         {"late_prefetch_seconds", c->report().late_prefetch_seconds},
+         {"peak_resident_parameter_bytes", c->report().peak_resident_parameter_bytes},
          {"resident_bytes", by_category(c->memory())},
          {"planned_bytes", by_category(c->plan())},
          {"last_loss", c->last_loss()}});
@@ -214,7 +220,12 @@ void run(const Settings& s, const zero::Communicator& comm) {
   const gpt::Batches batches(text, gpt::size_named(s.model).context);
 
   std::vector<std::unique_ptr<Contestant>> all;
-  for (const int stage : {0, 1, -1}) all.push_back(std::make_unique<Contestant>(stage, s, batches, comm));
+  const auto add = [&](const char* name, int stage, std::int64_t budget) {
+    all.push_back(std::make_unique<Contestant>(name, stage, budget, s, batches, comm));
+  };
+  add("stage 0", 0, 1), add("stage 1", 1, 1), add("stage 2", 2, 1);
+  add("3 ample", 3, std::int64_t{1} << 40), add("3 least", 3, 0);
+  add("plain", -1, 1);
   for (const auto& c : all) c->turn(2);  // first steps make state and buffers
   for (int round = 0; round < s.rounds; ++round)
     for (std::size_t i = 0; i < all.size(); ++i) {

@@ -7,7 +7,7 @@ setup_usage() {
 usage: scripts/setup.sh [--ci]
 
 Installs what is missing, and nothing else:
-  * Debian packages: compiler, CMake, Ninja, Open MPI, Catch2 and the like (--ci: clang-format and clang-tidy too);
+  * Debian packages: compiler, CMake, Ninja, Open MPI, Catch2, Fashion-MNIST and the like (--ci: clang-format and clang-tidy too);
   * LibTorch from PyPI, in a virtual environment in the user's cache, shared by all clones (2 GB to download, 5 GB on disk);
   * nvcc from PyPI into the same environment, where there is no CUDA toolkit.
 
@@ -21,7 +21,7 @@ HELP
 zero_torch_version=2.11.0
 zero_nvcc_requirement='cuda-toolkit[nvcc,cudart,cccl,crt,nvvm]==13.0.2'  # the toolkit that this LibTorch was built with
 zero_packages=(g++ cmake ninja-build git ccache openmpi-bin libopenmpi-dev catch2 libcli11-dev nlohmann-json3-dev
-               python3 python3-venv iproute2 ca-certificates)
+               python3 python3-venv iproute2 ca-certificates dataset-fashion-mnist)
 zero_ci_packages=(clang-format clang-tidy)
 
 zero_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

@@ -11,7 +11,7 @@ Installs what is missing (see scripts/setup.sh --help), builds everything into b
 
   --full                       the long tests too
   --sanitize address           with AddressSanitizer and UndefinedBehaviorSanitizer, in build-asan/: tests of labels unit and dist
-  --sanitize thread            with ThreadSanitizer, in build-tsan/: the tests of the layout and of the communicators
+  --sanitize thread            with ThreadSanitizer, in build-tsan/: the tests of layout, communicators and paging
   anything else goes to ctest, for example: -R layout, -L mpi, -j 1, --repeat until-fail:20
 
 environment: ZERO_WITH_CUDA=AUTO|ON|OFF, Torch_DIR, CMAKE_PREFIX_PATH, ZERO_CACHE_DIR
@@ -48,7 +48,7 @@ case $sanitize in
   thread)
     folder+=-tsan target=zero_thread_sanitizer_tests
     options=(-DZERO_SANITIZE=thread "${instrumented[@]}")
-    selection=(-L '^(unit|dist)$' -R '^test_(layout|comm|thread)')
+    selection=(-L '^(unit|dist)$' -R '^test_(layout|comm|pager|paging|trace)')
     ;;
 esac
 ((full)) || selection+=(-LE '^full$')

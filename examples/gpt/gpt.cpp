@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <optional>
 
 #include "generate.h"
 #include "memory.h"
@@ -25,13 +26,20 @@ namespace gpt {
 Run train(const Settings& settings, const std::string& text, const zero::Communicator& comm) {
   Recorder recorder(settings, comm);
   const Size& size = size_named(settings.model);
+  std::optional<zero::DeferredInit> deferred;
+  if (settings.deferred_init) deferred.emplace();
   auto model = std::make_shared<Model>(size);
   const Batches batches(text, size.context, settings.seed);
 
   // The one change: the optimizer is wrapped, with the ranks it works on.
-  auto optimizer = zero::wrap(
-      make_optimizer(settings, model->parameters()),
-      zero::Options(comm).stage(static_cast<zero::Stage>(settings.stage)).bucket_bytes(settings.bucket_bytes).module(*model));
+  auto optimizer =
+      zero::wrap(make_optimizer(settings, model->parameters()), zero::Options(comm)
+                                                                    .stage(static_cast<zero::Stage>(settings.stage))
+                                                                    .bucket_bytes(settings.bucket_bytes)
+                                                                    .memory_budget(settings.memory_budget)
+                                                                    .module(*model));
+
+  deferred.reset();
 
   double loss = 0;
   do {
@@ -48,9 +56,12 @@ Run train(const Settings& settings, const std::string& text, const zero::Communi
     if (settings.clip > 0) zero::clip_grad_norm_(optimizer, settings.clip);
     recorder.before_update(optimizer.memory());
     optimizer.step();
-  } while (recorder.end_step(loss, optimizer.last_step().bytes_sent));
+  } while (recorder.end_step(loss, optimizer.last_step()));
 
-  return {recorder.finish(model->parameter_count(), optimizer.padded_numel(), optimizer.memory_plan()), model};
+  const auto measured = recorder.finish(model->parameter_count(), optimizer.padded_numel(), optimizer.memory_plan());
+  if (settings.explain && comm.rank() == 0) std::printf("%s\n", optimizer.explain().c_str());
+  if (settings.generate > 0 || settings.quickstart) optimizer.unshard();  // rank 0 generates text with the model alone
+  return {measured, model};
 }
 
 namespace {

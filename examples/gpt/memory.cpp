@@ -100,7 +100,9 @@ std::int64_t shared_bytes_per_rank(int ranks) {
   for (std::string line; std::getline(maps, line);) {
     unsigned long long begin = 0;
     unsigned long long end = 0;
-    if (line.find("/memfd:") != std::string::npos && std::sscanf(line.c_str(), "%llx-%llx", &begin, &end) == 2)
+    char shared = 0;  // 'p': a second, private view of the same memory
+    if (line.find("/memfd:") != std::string::npos &&
+        std::sscanf(line.c_str(), "%llx-%llx %*c%*c%*c%c", &begin, &end, &shared) == 3 && shared == 's')
       bytes += static_cast<std::int64_t>(end - begin);
   }
   return bytes / ranks;

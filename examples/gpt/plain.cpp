@@ -46,7 +46,7 @@ Run train_plain(const Settings& settings, const std::string& text) {
     const std::int64_t live = live_tensor_bytes();
     optimizer->step();
     if (recorder.step() == 0) kept.optimizer_state = live_tensor_bytes() - live;  // the first step makes it
-  } while (recorder.end_step(loss, /*bytes_sent=*/0));
+  } while (recorder.end_step(loss, /*report=*/{}));
 
   return {recorder.finish(model->parameter_count(), model->parameter_count(), kept), model};
 }

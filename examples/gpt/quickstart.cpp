@@ -21,7 +21,7 @@ void quickstart(const Settings& settings, const std::string& text, const zero::C
       std::to_string(settings.micro_batch * settings.accumulate) + " sequences each per step");
 
   // Stages other than the one that trains: a few steps, for the table.
-  constexpr int kStages = 2;
+  constexpr int kStages = 4;
   std::vector<Measurements> stages(kStages);
   for (int stage = 0; stage < kStages; ++stage) {
     if (stage == settings.stage) continue;

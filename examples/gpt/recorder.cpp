@@ -3,6 +3,8 @@
 
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
+
 #include "memory.h"
 #include "model.h"
 #include "ranks.h"
@@ -45,10 +47,18 @@ void Recorder::before_update(const zero::Memory& kept) {
   m_.pss_growth_bytes = proportional_set() - proportional_before_;
 }
 
-bool Recorder::end_step(double loss, std::int64_t bytes_sent) {
+bool Recorder::end_step(double loss, const zero::StepReport& report) {
   const auto now = Clock::now();
   m_.seconds.push_back(std::chrono::duration<double>(now - step_start_).count());
-  m_.bytes_sent_per_step = bytes_sent;
+  m_.bytes_sent_per_step = report.bytes_sent;
+  m_.paging.faults = report.faults;
+  m_.paging.prefetch_hits = report.prefetch_hits;
+  m_.paging.late_prefetch_seconds = report.late_prefetch_seconds;
+  m_.paging.evictions = report.evictions;
+  m_.paging.bytes_gathered = report.bytes_gathered;
+  m_.paging.predicted_bytes = report.predicted_bytes;
+  m_.paging.peak_resident_parameter_bytes =
+      std::max(m_.paging.peak_resident_parameter_bytes, report.peak_resident_parameter_bytes);
   // The ranks' mean time decides when to stop: the same on all of them.
   const auto mean = mean_over_ranks(comm_, {loss, std::chrono::duration<double>(now - start_).count()}, "loss of a step");
   m_.losses.push_back(mean[0]);

@@ -20,7 +20,7 @@ class Recorder {
   /// Between backward and step: what is kept now. Gradients are there; from the second step on, optimizer state is, too.
   void before_update(const zero::Memory& kept);
   /// Collective. Ends a step of this rank's mean loss. False: that was the last one.
-  bool end_step(double loss, std::int64_t bytes_sent);
+  bool end_step(double loss, const zero::StepReport& report);
   /// Collective. Maxima over ranks.
   Measurements finish(std::int64_t parameter_count, std::int64_t padded_count, const zero::Memory& plan);
 

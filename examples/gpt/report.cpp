@@ -49,6 +49,13 @@ nlohmann::ordered_json to_json(const Measurements& m) {
           {"tokens_per_step", m.tokens_per_step},
           {"tokens_per_second", m.tokens_per_second()},
           {"bytes_sent_per_step", m.bytes_sent_per_step},
+          {"faults", m.paging.faults},
+          {"prefetch_hits", m.paging.prefetch_hits},
+          {"late_prefetch_seconds", m.paging.late_prefetch_seconds},
+          {"evictions", m.paging.evictions},
+          {"bytes_gathered", m.paging.bytes_gathered},
+          {"predicted_bytes", m.paging.predicted_bytes},
+          {"peak_resident_parameter_bytes", m.paging.peak_resident_parameter_bytes},
           {"resident_bytes", by_category(m.kept)},
           {"planned_bytes", by_category(m.plan)},
           {"counted_bytes", m.counted_bytes},
@@ -155,17 +162,28 @@ void print_stage_table(const std::vector<Measurements>& stages) {
     const double state = (m.optimizer == "sgd" ? 4 : 8) * psi / (m.stage >= 1 ? ranks : 1);
     print_memory_row(name.c_str(), "measured", m.kept);
     print_memory_row("", "planned", m.plan);
-    print_memory_row("", "formula", 4 * psi, 4 * psi, state, 0);
+    print_memory_row("", "formula", 4 * psi / (m.stage >= 3 ? ranks : 1), 4 * psi / (m.stage >= 2 ? ranks : 1), state, 0);
     std::printf("  %-6s %-9s %59.2f\n", "", "counted", static_cast<double>(m.counted_bytes) / 0x1p20);
   }
   std::printf(
       "  planned: the formula with what alignment adds and the buffers the library declares; counted: all tensors' and shared\n"
       "  memory that came with the run, seen from outside the library\n");
   std::printf("\nBytes each rank sent per step\n  %-6s %15s   %s\n", "stage", "measured",
-              "formula 2\xCE\xA8(N-1)/N, 4 bytes each");
-  for (const auto& m : stages)
-    std::printf("  %-6d %15s   %s\n", m.stage, with_commas(static_cast<double>(m.bytes_sent_per_step)).c_str(),
-                with_commas(2 * 4 * psi * (ranks - 1) / ranks).c_str());
+              "formula 2\xCE\xA8(N-1)/N, 4 bytes each; stage 3: 2 where the budget holds everything, at most 3");
+  for (const auto& m : stages) {
+    const double once = 4 * psi * (ranks - 1) / ranks;
+    std::printf("  %-6d %15s   %s%s\n", m.stage, with_commas(static_cast<double>(m.bytes_sent_per_step)).c_str(),
+                with_commas(2 * once).c_str(), m.stage == 3 ? (" to " + with_commas(3 * once)).c_str() : "");
+  }
+  const auto& last = stages.back();
+  if (last.stage == 3 && ranks > 1)
+    std::printf(
+        "\nStage 3, a step: %lld buckets gathered before their use, %lld when they were touched, %lld released for room;\n"
+        "  %s bytes gathered, %s predicted; at most %s MiB of parameters whole at a time\n",
+        static_cast<long long>(last.paging.prefetch_hits), static_cast<long long>(last.paging.faults),
+        static_cast<long long>(last.paging.evictions), with_commas(static_cast<double>(last.paging.bytes_gathered)).c_str(),
+        with_commas(static_cast<double>(last.paging.predicted_bytes)).c_str(),
+        mebibytes(static_cast<double>(last.paging.peak_resident_parameter_bytes)).c_str());
   std::fflush(stdout);
 }
 

@@ -20,6 +20,7 @@ struct Measurements {
   std::vector<double> losses;            ///< mean over ranks and micro-batches, before the update
   std::vector<double> seconds;           ///< per step, the slowest rank
   std::int64_t bytes_sent_per_step = 0;  ///< by one rank, in the last step
+  zero::StepReport paging;               ///< stage 3, of the last step; the peak is of all
   zero::Memory kept;                     ///< between backward and step, as the optimizer says
   zero::Memory plan;                     ///< what it should be, by formula
   std::int64_t counted_bytes = 0;  ///< the same moment: growth of tensors' memory and of shared memory, counted from outside

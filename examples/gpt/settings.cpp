@@ -15,9 +15,10 @@ std::optional<Settings> parse(int argc, char** argv, bool speaks) {
   app.add_option("--model", s.model, "Size of the model")
       ->check(CLI::IsMember({"tiny", "small", "medium", "wide"}))
       ->capture_default_str();
-  app.add_option("--stage", s.stage, "0: everything on every rank; 1: optimizer state sharded")
-      ->check(CLI::IsMember({0, 1}))
-      ->capture_default_str();
+  auto* stage = app.add_option("--stage", s.stage,
+                               "0: everything on every rank; 1: optimizer state sharded; 2: and gradients; 3: and parameters")
+                    ->check(CLI::IsMember({0, 1, 2, 3}))
+                    ->capture_default_str();
   app.add_option("--optimizer", s.optimizer, "Class in torch::optim")
       ->check(CLI::IsMember({"adamw", "adam", "sgd"}))
       ->capture_default_str();
@@ -34,9 +35,15 @@ std::optional<Settings> parse(int argc, char** argv, bool speaks) {
       ->capture_default_str();
   app.add_option("--lr", s.lr, "Learning rate")->check(CLI::NonNegativeNumber)->capture_default_str();
   app.add_option("--seed", s.seed, "Order of the data")->capture_default_str();
-  app.add_option("--bucket-bytes", s.bucket_bytes, "Gradients that are reduced together")
-      ->check(CLI::PositiveNumber)
+  auto* bucket_bytes = app.add_option("--bucket-bytes", s.bucket_bytes, "Gradients that are reduced together")
+                           ->check(CLI::PositiveNumber)
+                           ->capture_default_str();
+  app.add_option("--memory-budget", s.memory_budget, "Stage 3: bytes of parameters that are whole at a time; 0: four buckets")
+      ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  app.add_flag("--deferred-init", s.deferred_init,
+               "Build the model in files (zero::DeferredInit): it may be larger than memory");
+  app.add_flag("--explain", s.explain, "After training: what a step sends and when, in words (rank 0)");
   app.add_option("--json", s.json, "Write measurements to this file (rank 0)");
   app.add_option("--generate", s.generate, "Bytes of text to generate after training")->check(CLI::NonNegativeNumber);
   app.add_option("--prompt", s.prompt, "What generated text begins with")->capture_default_str();
@@ -58,6 +65,8 @@ std::optional<Settings> parse(int argc, char** argv, bool speaks) {
   if (s.quickstart) {
     if (steps->count() == 0 && s.seconds == 0) s.seconds = 120;
     if (micro_batch->count() == 0) s.micro_batch = 8;
+    if (stage->count() == 0) s.stage = 3;
+    if (bucket_bytes->count() == 0) s.bucket_bytes = std::int64_t{1} << 20;  // a small model in more than one bucket
     if (s.generate == 0) s.generate = 400;
   }
   return s;

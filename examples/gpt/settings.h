@@ -21,6 +21,9 @@ struct Settings {
   double lr = 1e-3;
   std::uint64_t seed = 0;
   std::int64_t bucket_bytes = std::int64_t{25} << 20;
+  std::int64_t memory_budget = 0;  ///< 0: the library's default
+  bool deferred_init = false;
+  bool explain = false;
   std::string json;
   std::int64_t generate = 0;
   std::string prompt = "#include <";

@@ -8,6 +8,7 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -20,20 +21,35 @@
 
 namespace zero {
 
+/// What this rank updates of one parameter.
+struct ZERO_API LocalShard {
+  std::string name;        ///< the parameter's, as in errors
+  at::Tensor parameter;    ///< the user's own
+  int group = 0;           ///< of options
+  std::int64_t begin = 0;  ///< the first of its elements here, in the order in which they lie in memory
+  at::Tensor values;       ///< 1-D, over the memory where this rank keeps them
+};
+
 /// Partitions a torch::optim optimizer over the ranks of a communicator.
 ///
-/// Stage 0 and 1 send 2Ψ(N−1)/N elements per rank and step for Ψ (padded) parameters: gradients are reduce-scattered, then either
-/// the averages (stage 0) or the updated parameters (stage 1) are all-gathered. Both give the same bits.
+/// Every stage sends 2Ψ(N−1)/N elements per rank and step for Ψ (padded) parameters: gradients are reduce-scattered, then either
+/// the averages (stage 0) or the updated parameters (stages 1 and 2) are all-gathered. With one backward per step all give the same
+/// bits; with several, stages 0 and 1 do, and stage 2, which averages each backward, agrees to rounding.
 ///
-/// What a reader of p.grad() sees between backward() and step() is this rank's own gradient (as without us); the average lives
-/// inside the step. Use zero::clip_grad_norm_ and grad_norm(), which are over the average, instead of
-/// torch::nn::utils::clip_grad_norm_.
+/// Gradients. Between backward() and step(), p.grad() is the average over ranks at every stage, for whoever looks: an operator that
+/// reads it gathers its bucket (which sends Ψ(N−1)/N elements once for all gradients, and nothing if nobody looks), in-place edits
+/// count, and torch::nn::utils::clip_grad_norm_ is right as it stands. Such reads are collective: every rank makes the same ones. A raw
+/// pointer (data_ptr(), accessor()) is refused until reduce_gradients(). A gradient that the user assigns is this rank's own, and
+/// step() averages it. The end of a backward is collective too, unless zero::NoSync defers it. With one rank and divisor 1,
+/// p.grad() is an ordinary tensor.
 ///
-/// Memory: from the first gradient on, gradients live in buffers that this object owns (one copy; p.grad() is a tensor over
-/// them). At stage 1 a parameter that owns its whole storage is moved, storage and all, into memory that peers can read: tensors
-/// that share the storage stay right, raw pointers taken before the first step (or attach) don't.
+/// Memory: at stages 0 and 1 gradients live in buffers that this object owns (one copy). At stage 2 each rank keeps its shard, two
+/// buckets that are on their way, and while backward runs one gradient. At stages ≥ 1 a parameter that owns its whole storage is
+/// moved, storage and all, into memory that peers can read: tensors that share the storage stay right, raw pointers taken before
+/// the first step (or attach) don't.
 ///
-/// Threads: step() and construction are collective; call them from one thread, in the same order on every rank.
+/// Threads: construction, backward(), reads of gradients and step() are collective; call them from one thread, in the same order
+/// on every rank. Another thread that uses the model meanwhile takes a zero::ReadGuard.
 class ZERO_API ZeroOptimizer : public torch::optim::Optimizer {
  public:
   /// Use zero::wrap. Takes over `inner`: its class, groups, options and state.
@@ -53,6 +69,31 @@ class ZERO_API ZeroOptimizer : public torch::optim::Optimizer {
 
   /// Collective. 2-norm over all parameters of the average of the ranks' gradients; the same on every rank.
   double grad_norm();
+
+  /// Collective. Every p.grad() holds the average from now until the end of the step, as an ordinary tensor: for raw pointers and
+  /// custom kernels. What they write counts (the same on every rank). Costs Ψ elements at stage 2, nothing at stages 0 and 1.
+  void reduce_gradients();
+
+  /// With Reduction::kWeighted: this rank's backwards since the last step sum over so many more samples (or tokens, or any weight).
+  /// Call it before backward() or before step(); does not communicate.
+  void add_weight(double weight);
+
+  /// What this rank updates: all parameters at stage 0, its slices at the others. For elementwise work that needs no whole
+  /// parameters (a moving average, statistics); nothing is sent. Valid until parameters are added, converted or unsharded. To be read
+  /// between steps; edit_local_shards() is for writing.
+  std::vector<LocalShard> local_shards() const;
+  /// Collective. Calls `edit` with each of local_shards(), which may write their values; afterwards every rank sees them. Sends as much
+  /// as the part of a step that follows the update. What `edit` throws on one rank is thrown on all.
+  void edit_local_shards(const std::function<void(LocalShard&)>& edit);
+
+  /// Collective. Stage 3: every parameter is whole and ordinary on every rank from now on, as without this library: for the end of
+  /// training, or before the optimizer is destroyed (a destructor doesn't communicate). A later step() shards again. At other stages it
+  /// does nothing. Sends Ψ(N−1)/N elements.
+  void unshard();
+
+  /// What a step sends and, at stage 3, which buckets it gathers when and what is whole at most: by formula, and from what the steps
+  /// before have taught. For people; doesn't communicate.
+  std::string explain() const;
 
   /// What the last step did.
   const StepReport& last_step() const;
@@ -78,7 +119,7 @@ class ZERO_API ZeroOptimizer : public torch::optim::Optimizer {
   /// Reads an archive of the wrapped class, at any stage and world size; every rank reads the whole archive and keeps its part.
   void load(torch::serialize::InputArchive& archive) override;
 
-  struct Impl;  ///< src/core/optimizer_impl.h
+  struct Impl;  ///< src/optimizer/impl.h
   Impl& impl() { return *impl_; }
 
  private:

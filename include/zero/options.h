@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,12 +21,17 @@ namespace zero {
 enum class Stage : int {
   kReplicated = 0,      ///< nothing: every rank keeps all and repeats the same update
   kOptimizerState = 1,  ///< optimizer state
+  kGradients = 2,       ///< and gradients: a bucket is averaged while backward runs, and each rank keeps its shard
+  kParameters = 3,      ///< and parameters: a bucket is whole only while operators use it, within Options::memory_budget
 };
 
 /// How the ranks' gradients become one.
 enum class Reduction {
   kMean,  ///< sum / world size: the gradient of the mean of the ranks' losses (default)
   kSum,   ///< the sum
+  /// Sum / sum of the ranks' weights (ZeroOptimizer::add_weight): the loss is a sum over samples, and ranks or micro-batches may have
+  /// unequal numbers of them. With no weight at all the gradient is zero.
+  kWeighted,
 };
 
 class ZERO_API Options {
@@ -46,7 +52,7 @@ class ZERO_API Options {
     bucket_bytes_ = bytes;
     return *this;
   }
-  /// Mean or sum over ranks.
+  /// Mean (default), sum or weighted mean over ranks.
   Options& reduction(Reduction r) {
     reduction_ = r;
     return *this;
@@ -54,6 +60,45 @@ class ZERO_API Options {
   /// Divides the sum over ranks by this number instead of the world size (overrides reduction()).
   Options& divisor(double d) {
     divisor_ = d;
+    return *this;
+  }
+  /// Stage 2: of gradients that somebody reads, as many bytes stay gathered at a time (what one operator needs may exceed it).
+  /// Default 50 MiB: two buckets, enough for any loop over all gradients, once.
+  Options& gathered_gradient_bytes(std::int64_t bytes) {
+    gathered_gradient_bytes_ = bytes;
+    return *this;
+  }
+  /// Stage 3: so many bytes of parameters are whole at a time. Where everything fits, a bucket is gathered once per step, otherwise
+  /// once for forward and once for backward; what goes is decided by the order of the step before. What one operator needs beyond
+  /// it is an error that says how much would do. Buckets that were edited between steps come on top of it, at most as
+  /// much again, until the next step. Default 0: four of the largest buckets, and more where an operator needs it.
+  Options& memory_budget(std::int64_t bytes) {
+    memory_budget_ = bytes;
+    return *this;
+  }
+  /// Stage 3: an operator that needs more than memory_budget gets it, with a warning, once. Default false.
+  Options& exceed_budget(bool on = true) {
+    exceed_budget_ = on;
+    return *this;
+  }
+  /// Stage 3: a thread gathers buckets ahead of their use, in the order of the step before (not between nodes, and not where most of the
+  /// bytes are mapped). Default true.
+  Options& prefetch(bool on) {
+    prefetch_ = on;
+    return *this;
+  }
+  /// Stage 3 inside a node: a bucket of at least so many bytes per rank is read where it lies, in the ranks' shards, which each
+  /// rank maps side by side; smaller ones are copied. Its shards are padded to whole pages (at all stages: it is one layout).
+  /// 0: all are copied. Default 256 KiB.
+  Options& mapped_shard_bytes(std::int64_t bytes) {
+    mapped_shard_bytes_ = bytes;
+    return *this;
+  }
+  /// Stage 3: at each step the ranks compare in which order they have touched buckets, and what they have written to edited parameters,
+  /// and warn where that differs (the first is allowed, of the second each element is its owner's); every fault is logged to stderr
+  /// with the operator and the parameters; memory that is released is filled with NaN. Default: whether ZERO_DEBUG is set, and not 0.
+  Options& debug(bool on) {
+    debug_ = on;
     return *this;
   }
   /// Names for errors and the agreement check. The module's buffers are broadcast once; then each rank keeps its own.
@@ -100,6 +145,12 @@ class ZERO_API Options {
   std::int64_t bucket_bytes() const { return bucket_bytes_; }
   Reduction reduction() const { return reduction_; }
   double divisor() const { return divisor_; }
+  std::int64_t gathered_gradient_bytes() const { return gathered_gradient_bytes_; }
+  std::int64_t memory_budget() const { return memory_budget_; }
+  bool exceed_budget() const { return exceed_budget_; }
+  bool prefetch() const { return prefetch_; }
+  std::int64_t mapped_shard_bytes() const { return mapped_shard_bytes_; }
+  bool debug() const { return debug_.value_or(debug_from_environment()); }
   const torch::nn::Module* module() const { return module_; }
   const std::vector<std::string>& names() const { return names_; }
   bool broadcast_parameters() const { return broadcast_parameters_; }
@@ -109,11 +160,18 @@ class ZERO_API Options {
   int update_threads() const { return update_threads_; }
 
  private:
+  static bool debug_from_environment();
   Communicator comm_;
   Stage stage_ = Stage::kOptimizerState;
   std::int64_t bucket_bytes_ = std::int64_t{25} << 20;
   Reduction reduction_ = Reduction::kMean;
   double divisor_ = 0;
+  std::int64_t gathered_gradient_bytes_ = std::int64_t{50} << 20;
+  std::int64_t memory_budget_ = 0;
+  bool exceed_budget_ = false;
+  bool prefetch_ = true;
+  std::int64_t mapped_shard_bytes_ = std::int64_t{256} << 10;
+  std::optional<bool> debug_;
   const torch::nn::Module* module_ = nullptr;
   std::vector<std::string> names_;
   bool broadcast_parameters_ = true;

@@ -21,7 +21,18 @@ struct ZERO_API StepReport {
   std::int64_t control_bytes = 0;   ///< flags, norms, hashes
   double seconds_reduce = 0;        ///< in reduce-scatter (stage 0: and in gathering the averages)
   double seconds_update = 0;        ///< in the optimizer's own arithmetic
-  double seconds_gather = 0;        ///< in gathering updated parameters
+  double seconds_gather = 0;        ///< in gathering updated parameters; stage 3: that this thread spent on it or waited for it
+
+  // Stage 3, from one step's end to the next's. A fault: an operator touched parameters of a bucket that wasn't resident.
+  std::int64_t faults = 0;           ///< buckets that were gathered when they were touched
+  std::int64_t prefetch_hits = 0;    ///< buckets that had been gathered when they were touched
+  std::int64_t deviations = 0;       ///< times that the order of touches wasn't that of a step before
+  double late_prefetch_seconds = 0;  ///< waited for buckets that were on their way
+  std::int64_t evictions = 0;        ///< buckets that went for others, within the budget
+  std::int64_t write_backs = 0;      ///< edited buckets whose slice went to this rank's shard
+  std::int64_t bytes_gathered = 0;   ///< of other ranks' shards, copied or (large buckets) mapped; part of bytes_sent
+  std::int64_t predicted_bytes = 0;  ///< the same, expected from the steps before; 0: nothing was known
+  std::int64_t peak_resident_parameter_bytes = 0;  ///< most that was whole at a time
 };
 
 /// Bytes that one rank keeps, by category.

@@ -2,6 +2,10 @@
 #pragma once
 
 #include "zero/communicator.h"
+#include "zero/deferred_init.h"
+#include "zero/gather.h"
+#include "zero/join.h"
+#include "zero/no_sync.h"
 #include "zero/optimizer.h"
 #include "zero/options.h"
 #include "zero/report.h"

@@ -1,7 +1,9 @@
 #include "layout/layout.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
+#include <numeric>
 
 #include "core/check.h"
 
@@ -12,9 +14,11 @@ std::int64_t round_up(std::int64_t n, std::int64_t multiple) { return (n + multi
 
 }  // namespace
 
-Layout::Layout(int ranks, std::int64_t bucket_bytes) : ranks_(ranks), bucket_bytes_(bucket_bytes) {
+Layout::Layout(int ranks, std::int64_t bucket_bytes, std::int64_t page_shards_from)
+    : ranks_(ranks), bucket_bytes_(bucket_bytes), page_shards_from_(page_shards_from) {
   ZERO_CHECK(ranks >= 1, "a layout needs at least one rank, got ", ranks);
   ZERO_CHECK(bucket_bytes >= 1, "bucket_bytes must be positive, got ", bucket_bytes);
+  ZERO_CHECK(page_shards_from >= 0, "mapped_shard_bytes must not be negative, got ", page_shards_from);
 }
 
 const Slot& Layout::slot(int parameter) const {
@@ -42,11 +46,7 @@ void Layout::append(const std::vector<ParameterSpec>& specs, const std::vector<i
     // While a bucket is open, `space.size` is the end of what it holds, and its `shard` is not known yet.
     if (space.buckets.empty() ||
         (space.size > space.buckets.back().begin && space.size - space.buckets.back().begin + spec.numel > bucket_limit)) {
-      if (!space.buckets.empty()) {
-        auto& done = space.buckets.back();
-        done.shard = round_up(round_up(space.size - done.begin, ranks_) / ranks_, align);
-        space.size = done.begin + done.shard * ranks_;
-      }
+      if (!space.buckets.empty()) close(space);
       space.buckets.emplace_back();
       space.buckets.back().begin = space.size;
     }
@@ -57,15 +57,34 @@ void Layout::append(const std::vector<ParameterSpec>& specs, const std::vector<i
   }
   for (std::size_t s = old_spaces; s < spaces_.size(); ++s) {
     auto& space = spaces_[s];
-    const std::int64_t align = std::max<std::int64_t>(1, kAlignment / space.itemsize);
-    auto& last = space.buckets.back();
-    last.shard = round_up(round_up(space.size - last.begin, ranks_) / ranks_, align);
-    space.size = last.begin + last.shard * ranks_;
+    space.first_unit = s == 0 ? 0 : spaces_[s - 1].first_unit + static_cast<int>(spaces_[s - 1].buckets.size());
+    close(space);
     for (auto& bucket : space.buckets) {
       bucket.shards_before = space.shard;
       space.shard += bucket.shard;
     }
   }
+}
+
+// The last bucket gets no more parameters: cuts it into shards.
+void Layout::close(Space& space) const {
+  auto& bucket = space.buckets.back();
+  const std::int64_t elements = (space.size - bucket.begin + ranks_ - 1) / ranks_;
+  const bool pages = page_shards_from_ > 0 && elements * space.itemsize >= page_shards_from_;
+  const std::int64_t align = pages ? kPage : kAlignment;
+  bucket.shard = round_up(elements, std::max<std::int64_t>(1, align / space.itemsize));
+  space.size = bucket.begin + bucket.shard * ranks_;
+}
+
+int Layout::units() const {
+  return spaces_.empty() ? 0 : spaces_.back().first_unit + static_cast<int>(spaces_.back().buckets.size());
+}
+
+Layout::Place Layout::place(int unit) const {
+  const auto after =
+      std::upper_bound(spaces_.begin(), spaces_.end(), unit, [](int u, const Space& s) { return u < s.first_unit; });
+  const auto space = static_cast<int>(after - spaces_.begin()) - 1;
+  return {space, unit - spaces_[space].first_unit};
 }
 
 std::vector<Segment> Layout::cut(int space, int bucket, std::int64_t lo, std::int64_t hi) const {
@@ -88,6 +107,22 @@ std::vector<Segment> Layout::whole(int space, int bucket) const {
   return cut(space, bucket, b.begin, b.begin + b.shard * ranks_);
 }
 
+const Bucket& Layout::bucket(int unit) const {
+  const auto at = place(unit);
+  return spaces_[at.space].buckets[at.bucket];
+}
+
+std::int64_t Layout::shard_bytes(int unit) const {
+  const auto at = place(unit);
+  return spaces_[at.space].buckets[at.bucket].shard * spaces_[at.space].itemsize;
+}
+
+std::int64_t Layout::bytes_in_bucket(int parameter) const {
+  const auto& at = slot(parameter);
+  const auto& space = spaces_[at.space];
+  return (at.offset - space.buckets[at.bucket].begin) * space.itemsize;
+}
+
 std::int64_t Layout::padded_numel() const {
   std::int64_t sum = 0;
   for (const auto& space : spaces_) sum += space.size;
@@ -100,11 +135,13 @@ std::int64_t Layout::padded_bytes() const {
   return sum;
 }
 
-std::int64_t Layout::largest_bucket_bytes() const {
-  std::int64_t most = 0;
+std::int64_t Layout::largest_buckets_bytes(std::size_t how_many) const {
+  std::vector<std::int64_t> sizes;
   for (const auto& space : spaces_)
-    for (const auto& bucket : space.buckets) most = std::max(most, bucket.shard * ranks_ * space.itemsize);
-  return most;
+    for (const auto& bucket : space.buckets) sizes.push_back(bucket.shard * ranks_ * space.itemsize);
+  std::sort(sizes.begin(), sizes.end(), std::greater<>());
+  sizes.resize(std::min(sizes.size(), how_many));
+  return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
 }
 
 }  // namespace zero

@@ -19,6 +19,9 @@ namespace zero {
 /// Every parameter and every shard starts at a multiple of this many bytes: full vector loads, and no cache line with two owners.
 inline constexpr std::int64_t kAlignment = 64;
 
+/// Shards that may be mapped side by side are whole pages.
+inline constexpr std::int64_t kPage = 4096;
+
 /// What the layout must know about a parameter.
 struct ParameterSpec {
   std::int64_t numel = 0;
@@ -48,6 +51,7 @@ struct Space {
   int group = 0, dtype = 0, device = 0, itemsize = 4;
   std::int64_t size = 0;   ///< padded elements
   std::int64_t shard = 0;  ///< padded elements of one rank
+  int first_unit = 0;      ///< number of its first bucket, counted over all spaces
   std::vector<Bucket> buckets;
 };
 
@@ -64,7 +68,8 @@ class Layout {
  public:
   /// @param ranks N ≥ 1 shards per bucket
   /// @param bucket_bytes a bucket is closed before the parameter that would take it beyond this; a larger parameter is alone in one
-  Layout(int ranks, std::int64_t bucket_bytes);
+  /// @param page_shards_from shards of at least so many bytes are padded to whole pages; 0: none
+  Layout(int ranks, std::int64_t bucket_bytes, std::int64_t page_shards_from = 0);
 
   /// Gives parameters places in new spaces, one per (group, dtype, device) in order of first
   /// appearance. Earlier parameters keep theirs, so that state that exists stays where it is.
@@ -76,6 +81,22 @@ class Layout {
   /// The place of a parameter; space == -1 if it has none.
   const Slot& slot(int parameter) const;
 
+  /// Buckets of all spaces, counted through: what is gathered and reduced as a whole.
+  int units() const;
+  int unit(int space, int bucket) const { return spaces_[space].first_unit + bucket; }
+  int unit_of(int parameter) const { return unit(slot(parameter).space, slot(parameter).bucket); }
+  struct Place {
+    int space = 0, bucket = 0;
+  };
+  Place place(int unit) const;
+  const Bucket& bucket(int unit) const;
+  const std::vector<int>& members(int unit) const { return bucket(unit).parameters; }
+  /// Of the whole bucket, and of one rank's shard of it.
+  std::int64_t bytes(int unit) const { return shard_bytes(unit) * ranks_; }
+  std::int64_t shard_bytes(int unit) const;
+  /// Where a parameter begins, from the start of its bucket.
+  std::int64_t bytes_in_bucket(int parameter) const;
+
   /// What rank `rank` owns of a bucket, in order.
   std::vector<Segment> segments(int space, int bucket, int rank) const;
   /// What all ranks own of it: whole parameters, with in_shard counted from the start of the bucket.
@@ -84,14 +105,16 @@ class Layout {
   /// Padded elements (Ψ′) and bytes of all spaces.
   std::int64_t padded_numel() const;
   std::int64_t padded_bytes() const;
-  /// Bytes of the largest bucket.
-  std::int64_t largest_bucket_bytes() const;
+  /// Bytes of the largest bucket, or buckets.
+  std::int64_t largest_bucket_bytes() const { return largest_buckets_bytes(1); }
+  std::int64_t largest_buckets_bytes(std::size_t how_many) const;
 
  private:
+  void close(Space& space) const;
   std::vector<Segment> cut(int space, int bucket, std::int64_t lo, std::int64_t hi) const;
 
   int ranks_;
-  std::int64_t bucket_bytes_;
+  std::int64_t bucket_bytes_, page_shards_from_;
   std::vector<Space> spaces_;
   std::vector<Slot> slots_;
 };

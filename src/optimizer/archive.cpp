@@ -54,7 +54,7 @@ void ZeroOptimizer::load(torch::serialize::InputArchive& archive) {
   }
   if (impl.attached()) {
     state_.clear();
-    impl.take_state(state_);
+    impl.take_state();
   }
 }
 

@@ -2,8 +2,11 @@
 // agreement), step.cpp (one step), archive.cpp (save and load), memory.cpp (what is kept), optimizer.cpp (the public face).
 #pragma once
 
+#include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <shared_mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -11,9 +14,11 @@
 #include "core/parameter.h"
 #include "core/wrapped.h"
 #include "layout/layout.h"
+#include "optimizer/meeting.h"
 #include "reduce/gradients.h"
 #include "reduce/reducer.h"
-#include "residency/resident_parameters.h"
+#include "residency/paged_parameters.h"
+#include "residency/parameter_store.h"
 #include "update/updater.h"
 #include "zero/optimizer.h"
 
@@ -21,35 +26,63 @@ namespace zero {
 
 struct ZeroOptimizer::Impl {
   Impl(std::unique_ptr<torch::optim::Optimizer> inner, const Options& options);
+  ~Impl();
 
   // --- setup.cpp
-  /// Collective. First or renewed: lists the parameters of `groups`, checks that ranks agree, and makes everything that depends on it.
-  void set_up(const Groups& groups, StateMap& state, const std::vector<char>& with_gradient);
-  /// What of `groups` is not as it was set up, on this rank: nothing, something that set_up() can follow, or (thrown) an error.
-  bool needs_set_up(const Groups& groups) const;
+  /// Collective. First or renewed: lists the parameters of the groups, checks that ranks agree, and makes everything that depends on it.
+  void set_up(const std::vector<char>& with_gradient);
+  /// Is anything of the groups not as it was set up, on this rank, so that set_up() has to follow? @throws where it can't
+  bool needs_set_up() const;
 
   /// Takes what the wrapped object's state has for our parameters, and keeps this rank's part.
-  void take_state(StateMap& state);
+  void take_state();
 
   // --- step.cpp
-  void step(Groups& groups, StateMap& state);
-  double norm(Groups& groups, StateMap& state);
-  double clip(double max_norm, Groups& groups, StateMap& state);
+  void step();
+  double norm();
+  double clip(double max_norm);
+
+  // --- backward.cpp
+  /// Collective. Every p.grad() becomes an ordinary, resident tensor until the end of the step.
+  void reduce_gradients();
+  /// Collective. What backward has brought is averaged as far as the stage does that, and all ranks see the same gradients.
+  void agree_on_gradients();
+
+  // --- join.cpp
+  /// Collective. Takes part in what the other ranks do, without gradients of its own, until all have joined.
+  void shadow();
+
+  // --- gather.cpp
+  /// Collective. Everybody gets rank `root`'s values of whole parameters.
+  void broadcast_whole(const std::vector<int>& parameters, int root);
+  std::vector<LocalShard> local_shards() const;
+
+  // --- explain.cpp
+  std::string explain() const;
 
   // --- memory.cpp
-  Memory memory(const StateMap& state) const;
-  Memory plan(const Groups& groups, Stage stage, int world_size) const;
+  Memory memory() const;
+  Memory plan(Stage stage, int world_size) const;
 
   bool attached() const { return comm.defined(); }
   /// Does every rank update everything (stage 0, or a world of one)?
   bool replicated() const { return options.stage() == Stage::kReplicated || comm.size() == 1; }
   double divisor() const;
+  bool weighted() const { return options.reduction() == Reduction::kWeighted && options.divisor() == 0; }
+  /// Is the averaged gradient anything else than the local one?
+  bool averages() const { return comm.size() > 1 || divisor() != 1 || weighted(); }
+  /// Collective: the start of a call that needs no gradients.
+  void meet_for(Call call, const std::string& problem);
+  /// Waits until no reader looks at parameters; readers wait meanwhile.
+  std::unique_lock<std::shared_timed_mutex> lock_out_readers();
   /// What a rank updates of a bucket, and the elements that makes.
   std::vector<Segment> held(int space, int bucket) const;
   /// The run of a parameter's elements whose state this rank keeps; numel 0 if none.
   Segment held_of(int parameter) const;
 
-  const Options options;  ///< its module() is not looked at after construction
+  const Options options;      ///< its module() is not looked at after construction
+  Groups* groups = nullptr;   ///< of the ZeroOptimizer, wherever it has moved to
+  StateMap* state = nullptr;  ///< the same
   Communicator comm;
   std::unique_ptr<torch::optim::Optimizer> inner;  ///< the user's object: its class, and its state until set_up() takes it
   WrappedClass kind;
@@ -59,9 +92,12 @@ struct ZeroOptimizer::Impl {
 
   std::vector<Parameter> parameters;  ///< indices never change
   std::unique_ptr<Layout> layout;     ///< null: not attached yet
+  Division division;                  ///< of sums over ranks
+  std::unique_ptr<GradientContext> context;
   std::shared_ptr<Gradients> gradients;
   std::unique_ptr<Reducer> reducer;
-  std::unique_ptr<ResidentParameters> residents;
+  std::shared_ptr<ParameterStore> residents;
+  std::shared_ptr<PagedParameters> paged;  ///< the same at stage 3, null otherwise
   std::unique_ptr<Updater> fused, elementwise;
 
   StepReport report;   ///< of the last step
@@ -69,23 +105,58 @@ struct ZeroOptimizer::Impl {
   double clip_factor = 1;
   double kept_norm = 0;  ///< of the kept averages, before clip_factor
   int kept_nonfinite = -1;
+  double weight = 0;     ///< since the last step, see add_weight()
+  int backwards = 0;     ///< since the last step
+  bool joined = false;   ///< out of data, see Join
+  bool joining = false;  ///< others may be
+  std::shared_timed_mutex readers;
 
  private:
   // --- setup.cpp
-  Facts facts(const Groups& groups) const;
-  void follow(const Groups& groups);
+  Facts facts() const;
+  void start_over();
+  void make_parts();
+  void check_not_paged() const;
+  void follow();
   void place(const std::vector<char>& with_gradient);
   /// Rank 0's values of the parameters from `first_parameter` on, through an arena of the spaces from `first_space` on.
-  void broadcast(std::size_t first_parameter, std::size_t first_space);
+  /// @param sent is called after each of them
+  void broadcast(std::size_t first_parameter, std::size_t first_space, const std::function<void(int parameter)>& sent);
   bool was_set_up = false;  ///< once; after a conversion that ranks disagree on, there is no layout but this stays
 
+  // --- meeting.cpp
+  /// What this rank tells the others, apart from the call.
+  Header call_of(Call call) const;
+  /// Collective. Tells, hears, and throws on every rank what is wrong on any or doesn't fit.
+  std::vector<Message> meet(const Message& mine);
+  /// Throws what is wrong on any rank, or doesn't fit.
+  void check(const std::vector<Message>& all) const;
+  GradientAgreement agreement(const std::vector<Message>& all);
+  Message gradient_message(Call call);
+  /// Collective: the start of every call that needs gradients, with whatever set-up has become necessary.
+  void enter(const Header& call);
+  Message entry_message(const Header& call, Facts& options_now);
+  /// What follows from everybody's message; false: meet again.
+  bool entered(const std::vector<Message>& all, const Facts& options_now);
+  std::string where(const Header& header) const;
+
+  // --- backward.cpp
+  void connect();
+  void disconnect();
+  void end_of_backward();
+  void announce(int unit);
+  void write_back();
+  void follow_changes(const std::vector<Message>& all);
+  void agreed(const std::vector<Message>& all);
+
   // --- step.cpp
-  void enter(const char* call, Groups& groups, StateMap& state);
+  double clip_entered(double max_norm);
+  void step_entered();
   void reduce_for_norm();
   bool bucket_present(int space, int bucket) const;
   std::vector<Piece> pieces(int space, int bucket, const at::Tensor& average) const;
-  void update_bucketwise(const Groups& groups, StateMap& state);
-  void update_at_once(const Groups& groups, StateMap& state);
+  void update_bucketwise();
+  void update_at_once();
   void finish_bucket(int space, int bucket);
   int threads() const;
   bool uses_fused(int space) const;

@@ -1,23 +1,25 @@
 // What the optimizer keeps: measured from its tensors, and by formula for any stage and number of ranks.
+#include <algorithm>
+
 #include "optimizer/impl.h"
 
 namespace zero {
 
-Memory ZeroOptimizer::Impl::memory(const StateMap& state) const {
+Memory ZeroOptimizer::Impl::memory() const {
   Memory m;
   if (!attached()) return m;
   m.parameters = residents->parameter_bytes();
   m.gradients = gradients->bytes();
-  m.buffers = reducer->bytes() + residents->mirror_bytes();
-  for (const auto& item : state)
+  m.buffers = reducer->bytes() + gradients->buffer_bytes() + residents->buffer_bytes();
+  for (const auto& item : *state)
     if (item.second)
       for_each_state_tensor(kind, *item.second,
                             [&](at::Tensor& t) { m.optimizer_state += static_cast<std::int64_t>(t.nbytes()); });
   return m;
 }
 
-Memory ZeroOptimizer::Impl::plan(const Groups& groups, Stage stage, int world_size) const {
-  Layout as(world_size, options.bucket_bytes());
+Memory ZeroOptimizer::Impl::plan(Stage stage, int world_size) const {
+  Layout as(world_size, options.bucket_bytes(), options.mapped_shard_bytes());
   std::vector<ParameterSpec> specs;
   std::vector<int> indices;
   Memory m;
@@ -32,16 +34,22 @@ Memory ZeroOptimizer::Impl::plan(const Groups& groups, Stage stage, int world_si
     if (!placed || !sharded) m.parameters += static_cast<std::int64_t>(p.tensor.nbytes());
   }
   as.append(specs, indices);
-  m.gradients = as.padded_bytes();
-  if (sharded) m.parameters += as.padded_bytes();
+  const bool shards = stage >= Stage::kGradients && world_size > 1;
+  m.gradients = as.padded_bytes() / (shards ? world_size : 1);
+  const bool pages = stage >= Stage::kParameters && world_size > 1;
+  if (sharded) m.parameters += as.padded_bytes() / (pages ? world_size : 1);
   bool at_once = options.skip_nonfinite() || options.record_grad_norm();
   for (const auto& space : as.spaces()) {
-    m.optimizer_state +=
-        state_tensors_per_element(kind, groups[space.group].options()) * (sharded ? space.shard : space.size) * space.itemsize;
+    m.optimizer_state += state_tensors_per_element(kind, (*groups)[space.group].options()) *
+                         (sharded ? space.shard : space.size) * space.itemsize;
     at_once = at_once || !fused_knows(kind, static_cast<at::ScalarType>(space.dtype));
   }
   const bool averages = world_size > 1 || (options.divisor() != 0 && options.divisor() != 1);
-  if (averages) {
+  if (shards) {
+    m.buffers = as.largest_buckets_bytes(2);
+    if (pages)
+      m.buffers += std::min(options.memory_budget() > 0 ? options.memory_budget() : default_budget(as), as.padded_bytes());
+  } else if (averages) {
     m.buffers = as.largest_bucket_bytes() / (stage == Stage::kReplicated ? 1 : world_size);
     if (at_once) m.buffers += as.padded_bytes() / world_size;
   }

@@ -7,6 +7,8 @@
 
 #include "core/check.h"
 #include "optimizer/impl.h"
+#include "paging/page_table.h"
+#include "residency/resident_parameters.h"
 
 namespace zero {
 
@@ -14,6 +16,8 @@ ZeroOptimizer::Impl::Impl(std::unique_ptr<torch::optim::Optimizer> wrapped, cons
     : options(user_options), inner(std::move(wrapped)) {
   if (options.module() != nullptr) read_module(*options.module(), names, module_buffers);
 }
+
+ZeroOptimizer::Impl::~Impl() { disconnect(); }
 
 double ZeroOptimizer::Impl::divisor() const {
   if (options.divisor() != 0) return options.divisor();
@@ -32,7 +36,7 @@ Segment ZeroOptimizer::Impl::held_of(int parameter) const {
   return {};
 }
 
-bool ZeroOptimizer::Impl::needs_set_up(const Groups& groups) const {
+bool ZeroOptimizer::Impl::needs_set_up() const {
   if (layout == nullptr) return true;
   std::size_t count = 0, active = 0;
   bool same = true;
@@ -42,8 +46,8 @@ bool ZeroOptimizer::Impl::needs_set_up(const Groups& groups) const {
     active += p.active;
     if (p.active) by_tensor.emplace(p.tensor.unsafeGetTensorImpl(), &p);
   }
-  for (std::size_t g = 0; g < groups.size(); ++g) {
-    for (const auto& t : groups[g].params()) {
+  for (std::size_t g = 0; g < groups->size(); ++g) {
+    for (const auto& t : (*groups)[g].params()) {
       ++count;
       const auto it = t.defined() ? by_tensor.find(t.unsafeGetTensorImpl()) : by_tensor.end();
       same = same && it != by_tensor.end() && it->second->group == static_cast<int>(g);
@@ -62,12 +66,20 @@ bool ZeroOptimizer::Impl::needs_set_up(const Groups& groups) const {
   return false;
 }
 
-Facts ZeroOptimizer::Impl::facts(const Groups& groups) const {
+Facts ZeroOptimizer::Impl::facts() const {
   Facts out;
   out.emplace_back("the wrapped class", wrapped_name);
   out.emplace_back("Options::stage", std::to_string(static_cast<int>(options.stage())));
   out.emplace_back("Options::bucket_bytes", std::to_string(options.bucket_bytes()));
+  out.emplace_back("Options::mapped_shard_bytes", std::to_string(options.mapped_shard_bytes()));
+  out.emplace_back("Options::reduction", std::to_string(static_cast<int>(options.reduction())));
   out.emplace_back("the divisor of gradients", std::to_string(divisor()));
+  out.emplace_back("Options::gathered_gradient_bytes", std::to_string(options.gathered_gradient_bytes()));
+  if (options.stage() == Stage::kParameters) {
+    out.emplace_back("Options::memory_budget", std::to_string(options.memory_budget()));
+    out.emplace_back("Options::debug", options.debug() ? "true" : "false");
+    out.emplace_back("Options::exceed_budget", options.exceed_budget() ? "true" : "false");
+  }
   out.emplace_back("Options::skip_nonfinite", options.skip_nonfinite() ? "true" : "false");
   out.emplace_back("Options::record_grad_norm", options.record_grad_norm() ? "true" : "false");
   out.emplace_back("Options::broadcast_parameters", options.broadcast_parameters() ? "true" : "false");
@@ -80,18 +92,19 @@ Facts ZeroOptimizer::Impl::facts(const Groups& groups) const {
       out.emplace_back("strides of " + p.name, to_string(p.tensor.strides()));
   }
   out.emplace_back("number of parameters", std::to_string(parameters.size()));
-  out.emplace_back("number of groups", std::to_string(groups.size()));
-  for (std::size_t g = 0; g < groups.size(); ++g)
-    for (auto& fact : describe_options(kind, groups[g].options(), "group " + std::to_string(g))) out.push_back(std::move(fact));
+  out.emplace_back("number of groups", std::to_string(groups->size()));
+  for (std::size_t g = 0; g < groups->size(); ++g)
+    for (auto& fact : describe_options(kind, (*groups)[g].options(), "group " + std::to_string(g)))
+      out.push_back(std::move(fact));
   for (std::size_t i = 0; i < module_buffers.size(); ++i)
     out.emplace_back("shape of buffer #" + std::to_string(i), to_string(module_buffers[i].sizes()));
   return out;
 }
 
 // Matches the groups' tensors with the parameters that are known: the same tensor, one that takes another's place, or a new one.
-void ZeroOptimizer::Impl::follow(const Groups& groups) {
+void ZeroOptimizer::Impl::follow() {
   const auto& given = options.names();
-  auto listed = list_parameters(groups, [&](const at::Tensor& t, std::size_t n) -> std::string {
+  auto listed = list_parameters(*groups, [&](const at::Tensor& t, std::size_t n) -> std::string {
     if (t.defined())
       if (auto it = names.find(t.unsafeGetTensorImpl()); it != names.end()) return it->second;
     return n < given.size() ? given[n] : std::string();
@@ -124,12 +137,12 @@ void ZeroOptimizer::Impl::follow(const Groups& groups) {
                gone->sizes(), " and type ", gone->tensor.scalar_type(), ", and only a tensor like it can take its place");
     const int index = static_cast<int>(gone - parameters.begin());
     gradients->leave(index);
-    residents->release(index);
+    residents->leave(index);
     still[index] = 1;
     gone->tensor = p.tensor;
   }
   for (std::size_t i = 0; i < before; ++i) {
-    if (parameters[i].active && !still[i]) residents->release(static_cast<int>(i));
+    if (parameters[i].active && !still[i]) residents->leave(static_cast<int>(i));
     parameters[i].active = still[i] != 0;
   }
 }
@@ -147,22 +160,24 @@ void ZeroOptimizer::Impl::place(const std::vector<char>& with_gradient) {
   layout->append(specs, indices);
 }
 
-void ZeroOptimizer::Impl::take_state(StateMap& state) {
+void ZeroOptimizer::Impl::take_state() {
   // What the wrapped object knows already (Adagrad's accumulators, a state that was loaded or trained before wrapping).
   auto& theirs = inner->state();
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     auto it = theirs.find(parameters[i].tensor.unsafeGetTensorImpl());
-    if (it == theirs.end()) continue;
+    // A frozen parameter's waits for the day it learns (Adagrad makes accumulators for all when it is constructed).
+    if (it == theirs.end() || layout->slot(static_cast<int>(i)).space < 0) continue;
     const auto mine = held_of(static_cast<int>(i));
     if (mine.numel > 0 && it->second) {
       cut_state(kind, *it->second, parameters[i], mine.in_parameter, mine.numel);
-      state[it->first] = std::move(it->second);
+      (*state)[it->first] = std::move(it->second);
     }
     theirs.erase(it);
   }
 }
 
-void ZeroOptimizer::Impl::broadcast(std::size_t first_parameter, std::size_t first_space) {
+void ZeroOptimizer::Impl::broadcast(std::size_t first_parameter, std::size_t first_space,
+                                    const std::function<void(int parameter)>& sent) {
   if (comm.size() == 1 || !options.broadcast_parameters()) return;
   const at::NoGradGuard no_grad;
   // Through an arena of gradients, which holds none yet, rather than through staging that the communicator would have to keep.
@@ -186,13 +201,84 @@ void ZeroOptimizer::Impl::broadcast(std::size_t first_parameter, std::size_t fir
     if (!is_dense(t)) t.detach().copy_(whole);
     torch::autograd::impl::bump_version(t);
   };
-  for (std::size_t i = first_parameter; i < parameters.size(); ++i) send(parameters[i].tensor, parameters[i].name);
+  for (std::size_t i = first_parameter; i < parameters.size(); ++i) {
+    send(parameters[i].tensor, parameters[i].name);
+    sent(static_cast<int>(i));
+  }
   if (first_parameter == 0)
     for (std::size_t i = 0; i < module_buffers.size(); ++i) send(module_buffers[i], "buffer #" + std::to_string(i));
   scratch.zero_();  // padding must be zero
 }
 
-void ZeroOptimizer::Impl::set_up(const Groups& groups, StateMap& state, const std::vector<char>& with_gradient) {
+// A parameter's memory can come and go for one optimizer only.
+void ZeroOptimizer::Impl::check_not_paged() const {
+  std::unordered_map<const void*, const Parameter*> owners;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const auto& p = parameters[i];
+    if (!p.active || (paged && paged->manages(static_cast<int>(i)))) continue;
+    const auto* storage = p.tensor.storage().unsafeGetStorageImpl();
+    ZERO_CHECK(
+        !PageTable::global().find(storage), p.name,
+        " is sharded by another optimizer at stage 3 (or shares its memory with a parameter that is); call its unshard() "
+        "first, or destroy it after that");
+    if (options.stage() != Stage::kParameters || comm.size() == 1 || !owns_storage(p.tensor)) continue;
+    const auto [other, is_new] = owners.emplace(storage, &p);
+    ZERO_CHECK(is_new, p.name, " shares its memory with ", other->second->name,
+               "; at stage 3 give the optimizer one of them, and let the modules use the same tensor");
+  }
+}
+
+void ZeroOptimizer::Impl::start_over() {
+  if (gradients) gradients->end_of_life();
+  if (residents) residents->leave_all();
+  reducer.reset(), residents.reset(), paged.reset(), gradients.reset(), context.reset(), layout.reset(), fused.reset(),
+      elementwise.reset();
+  parameters.clear();
+}
+
+void ZeroOptimizer::Impl::make_parts() {
+  layout = std::make_unique<Layout>(comm.size(), options.bucket_bytes(), options.mapped_shard_bytes());
+  division.by = divisor();
+  division.late = weighted();
+  context = std::make_unique<GradientContext>(GradientContext{comm, parameters, *layout, division, report.number});
+  Gradients::Settings settings;
+  settings.sharded = options.stage() >= Stage::kGradients && comm.size() > 1;
+  settings.paged = averages();
+  settings.refuse_graphs = options.stage() != Stage::kReplicated;
+  settings.budget = options.gathered_gradient_bytes();
+  Gradients::Callbacks callbacks;
+  callbacks.ended = [this] { end_of_backward(); };
+  callbacks.agree = [this] { agree_on_gradients(); };
+  callbacks.announce = [this](int unit) { announce(unit); };
+  callbacks.counted = [this](const std::function<void()>& body) {
+    const Counted counted(comm, pending);
+    body();
+  };
+  gradients = std::make_shared<Gradients>(*context, settings, std::move(callbacks));
+  reducer = std::make_unique<Reducer>(*context, *gradients, options.stage() == Stage::kReplicated);
+  if (options.stage() == Stage::kParameters && !replicated()) {
+    PagedParameters::Settings paging;
+    paging.budget = options.memory_budget();
+    paging.prefetch = options.prefetch();
+    paging.mapped_shard_bytes = options.mapped_shard_bytes();
+    using Beyond = PagedParameters::Settings::Beyond;
+    paging.beyond = options.memory_budget() == 0 ? Beyond::allowed : options.exceed_budget() ? Beyond::warned : Beyond::refused;
+    paging.debug = options.debug();
+    PagedParameters::Callbacks paged_callbacks;
+    paged_callbacks.write_back = [this] { write_back(); };
+    paged_callbacks.when = [this] { return "step " + std::to_string(report.number + 1); };
+    paged_callbacks.label = [this](int unit) { return context->label("gathering parameters,", unit); };
+    paged = std::make_shared<PagedParameters>(comm, parameters, *layout, paging, std::move(paged_callbacks));
+    residents = paged;
+  } else {
+    residents = std::make_shared<ResidentParameters>(comm, parameters, *layout, !replicated());
+  }
+  fused = make_fused_updater(kind, parameters);
+  elementwise = make_elementwise_updater(kind, *inner, parameters);
+}
+
+void ZeroOptimizer::Impl::set_up(const std::vector<char>& with_gradient) {
+  if (paged) paged->pause();  // its thread looks at what is going to change
   const bool first = !was_set_up;
   const std::size_t known = parameters.size();
   std::string problem;
@@ -209,16 +295,14 @@ void ZeroOptimizer::Impl::set_up(const Groups& groups, StateMap& state, const st
       if (slot.space < 0 || layout->spaces()[slot.space].dtype == static_cast<int>(parameters[i].tensor.scalar_type()))
         continue;
       ZERO_CHECK(
-          state.empty(), parameters[i].name, " was converted to ", parameters[i].tensor.scalar_type(),
+          state->empty(), parameters[i].name, " was converted to ", parameters[i].tensor.scalar_type(),
           " after the first step, but its optimizer state is of another type; convert the model before training, or make a "
           "new optimizer");
       converted = true;
     }
-    if (converted) {  // nothing has been learned yet: start over with the model as it is now
-      layout.reset(), reducer.reset(), residents.reset(), gradients.reset(), fused.reset(), elementwise.reset();
-      parameters.clear();
-    }
-    follow(groups);
+    if (converted) start_over();  // nothing has been learned yet
+    follow();
+    check_not_paged();
     ZERO_CHECK(
         kind != WrappedClass::kOther || inner->state().empty() || replicated(), "a ", wrapped_name,
         " that has made steps already can't be sharded: this library doesn't know the layout of its state. Wrap it before its "
@@ -226,29 +310,33 @@ void ZeroOptimizer::Impl::set_up(const Groups& groups, StateMap& state, const st
   } catch (const c10::Error& e) {
     problem = e.what_without_backtrace();
   }
-  throw_together(comm, problem);
-  agree(comm, facts(groups), "the ranks don't have the same optimizer");
+  try {
+    throw_together(comm, problem);
+    agree(comm, facts(), "the ranks don't have the same optimizer");
+  } catch (const c10::Error&) {
+    // Some ranks may have followed a change already. Without state all can begin again when it has been made good.
+    if (!first && state->empty()) start_over();
+    throw;
+  }
 
   const bool anew = layout == nullptr;
-  if (anew) {
-    layout = std::make_unique<Layout>(comm.size(), options.bucket_bytes());
-    gradients = std::make_shared<Gradients>(comm, parameters, *layout, options.stage() != Stage::kReplicated);
-    reducer =
-        std::make_unique<Reducer>(comm, parameters, *layout, *gradients, divisor(), options.stage() == Stage::kReplicated);
-    residents = std::make_unique<ResidentParameters>(comm, parameters, *layout, !replicated());
-    fused = make_fused_updater(kind, parameters);
-    elementwise = make_elementwise_updater(kind, *inner, parameters);
-  }
+  if (anew) make_parts();
   const std::size_t known_spaces = layout->spaces().size();
   place(with_gradient);
   gradients->allocate();
   reducer->allocate();
   residents->allocate();
-  for (std::size_t i = 0; i < parameters.size(); ++i)
-    if (parameters[i].active) residents->adopt(static_cast<int>(i));
+  if (paged) paged->fence("step " + std::to_string(report.number + 1) + ": setting up");
+  const auto adopt = [this](int parameter) {
+    if (parameters[parameter].active) residents->adopt(parameter);
+  };
+  // Each as soon as it has come: what is sharded needs its memory no more.
+  broadcast(anew && first ? 0 : (anew ? parameters.size() : known), known_spaces, adopt);
+  for (std::size_t i = 0; i < parameters.size(); ++i) adopt(static_cast<int>(i));
+  residents->ready();
   gradients->watch();
-  take_state(state);
-  broadcast(anew && first ? 0 : (anew ? parameters.size() : known), known_spaces);
+  take_state();
+  connect();
   was_set_up = true;
 }
 

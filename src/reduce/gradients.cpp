@@ -1,230 +1,468 @@
 #include "reduce/gradients.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
-#include <cstring>
+#include <limits>
 
 #include "core/check.h"
+#include "paging/page_table.h"
+#include "paging/storage.h"
+#include "reduce/arena_store.h"
+#include "reduce/shard_store.h"
 
 namespace zero {
 
-namespace autograd = torch::autograd;
-
-/// After each accumulation into p.grad(): once per backward and parameter, also for tied weights.
-class ArrivalHook : public autograd::PostAccumulateGradHook {
- public:
-  ArrivalHook(std::weak_ptr<Gradients> owner, int parameter, std::unique_ptr<PostAccumulateGradHook> earlier)
-      : owner_(std::move(owner)), address_(owner_.lock().get()), parameter_(parameter), earlier_(std::move(earlier)) {}
-
-  void operator()(const at::Tensor& tensor) override {
-    if (earlier_) (*earlier_)(tensor);
-    if (auto owner = owner_.lock()) owner->arrived(parameter_, tensor);
+Gradients::Gradients(GradientContext context, Settings settings, Callbacks callbacks)
+    : context_(std::move(context)),
+      settings_(settings),
+      callbacks_(std::move(callbacks)),
+      pager_(*this, std::make_unique<LeastRecentlyUsed>(),
+             settings.sharded ? settings.budget : std::numeric_limits<std::int64_t>::max()) {
+  if (settings_.sharded) {
+    auto made = std::make_unique<ShardStore>(context_);
+    shards_ = made.get();
+    store_ = std::move(made);
+  } else {
+    auto made = std::make_unique<ArenaStore>(context_);
+    arena_ = made.get();
+    store_ = std::move(made);
   }
-
-  bool belongs_to(const Gradients* owner) const { return address_ == owner; }
-  std::unique_ptr<PostAccumulateGradHook> take_earlier() { return std::move(earlier_); }
-
- private:
-  std::weak_ptr<Gradients> owner_;  // hooks don't keep the optimizer alive
-  const Gradients* address_;        // only compared, also while the owner is being destroyed
-  int parameter_;
-  std::unique_ptr<PostAccumulateGradHook> earlier_;  // a tensor has one slot: what was there goes first
-};
-
-/// Before each accumulation. (A hook on the tensor would fire under autograd::grad too, where nothing accumulates.)
-class AccumulationHook : public autograd::FunctionPreHook {
- public:
-  AccumulationHook(std::weak_ptr<Gradients> owner, int parameter)
-      : owner_(std::move(owner)), address_(owner_.lock().get()), parameter_(parameter) {}
-  bool belongs_to(const Gradients* owner) const { return address_ == owner; }
-  autograd::variable_list operator()(const autograd::variable_list& grads) override {
-    if (auto owner = owner_.lock()) owner->apply_factor(parameter_);
-    return grads;
-  }
-
- private:
-  std::weak_ptr<Gradients> owner_;
-  const Gradients* address_;
-  int parameter_;
-};
-
-Gradients::Gradients(Communicator comm, const std::vector<Parameter>& parameters, const Layout& layout, bool refuse_graphs)
-    : comm_(std::move(comm)), parameters_(parameters), layout_(layout), refuse_graphs_(refuse_graphs) {}
+  store_->before_change = [this](int unit) { retire(unit); };
+  store_->has_gradient = [this](int parameter) { return holds_average(parameter); };
+}
 
 Gradients::~Gradients() {
-  for (std::size_t i = 0; i < entries_.size(); ++i) forget(static_cast<int>(i));
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    if (!settings_.paged || !entries_[i].page.defined()) continue;
+    auto* storage = entries_[i].page.storage().unsafeGetStorageImpl();
+    PageTable::global().remove(storage);
+    // What was gathered stays readable for whoever holds it, what wasn't says so.
+    if (is_released(*storage))
+      release_storage(*storage,
+                      context_.parameters[i].name + ": its gradient was not resident when the optimizer was destroyed");
+  }
+}
+
+at::Tensor& Gradients::grad_of(int parameter) const {
+  return const_cast<at::Tensor&>(context_.parameters[parameter].tensor).mutable_grad();
 }
 
 void Gradients::allocate() {
-  for (std::size_t s = arenas_.size(); s < layout_.spaces().size(); ++s) {
-    const auto& space = layout_.spaces()[s];
-    arenas_.push_back(
-        comm_.allocate(space.size * space.itemsize, "gradients of parameter group " + std::to_string(space.group)));
-  }
+  store_->allocate();
+  entries_.resize(context_.parameters.size());
 }
 
 void Gradients::watch() {
-  entries_.resize(parameters_.size());
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const auto& tensor = parameters_[i].tensor;
-    if (layout_.slot(static_cast<int>(i)).space < 0 || !tensor.requires_grad()) continue;
-    auto& entry = entries_[i];
-    // A conversion by to() gives the tensor a new accumulator; the old one's hooks are lost.
-    auto node = autograd::impl::grad_accumulator(tensor);
-    if (entry.node == node) continue;
-    entry.node = node;
-    node->add_pre_hook(std::make_unique<AccumulationHook>(weak_from_this(), static_cast<int>(i)));
-    auto& slot = autograd::impl::post_acc_grad_hooks(tensor);
-    auto* there = dynamic_cast<ArrivalHook*>(slot.get());
-    if (there == nullptr || !there->belongs_to(this)) {
-      auto hook = std::make_unique<ArrivalHook>(weak_from_this(), static_cast<int>(i), std::move(slot));
-      autograd::impl::set_post_acc_grad_hooks(tensor, std::move(hook));
-    }
+  entries_.resize(context_.parameters.size());
+  for (std::size_t i = 0; i < context_.parameters.size(); ++i) {
+    const auto& tensor = context_.parameters[i].tensor;
+    // Also without a place: when it is unfrozen, the end of its first backward gives it one.
+    if (context_.parameters[i].active)
+      hooks_.watch(static_cast<int>(i), tensor, std::weak_ptr<GradientEvents>(weak_from_this()));
   }
 }
 
 void Gradients::leave(int parameter) {
   if (parameter >= static_cast<int>(entries_.size())) return;
-  if (entries_[parameter].view.defined()) leave_to_holders(parameter);
-  forget(parameter);
+  if (entries_[parameter].page.defined()) leave_to_holders(parameter);
+  drop_page(parameter);
+  hooks_.leave(parameter);
+  store_->forget(parameter);
+  entries_[parameter] = Entry{};
 }
 
-void Gradients::forget(int parameter) {
-  if (parameter >= static_cast<int>(entries_.size())) return;
-  auto& entry = entries_[parameter];
-  if (entry.node) {
-    auto& before = entry.node->pre_hooks();
-    before.erase(std::remove_if(before.begin(), before.end(),
-                                [&](const auto& hook) {
-                                  auto* ours = dynamic_cast<AccumulationHook*>(hook.get());
-                                  return ours != nullptr && ours->belongs_to(this);
-                                }),
-                 before.end());
-    auto& after = autograd::impl::post_acc_grad_hooks(parameters_[parameter].tensor);
-    if (auto* ours = dynamic_cast<ArrivalHook*>(after.get()); ours != nullptr && ours->belongs_to(this)) {
-      auto earlier = ours->take_earlier();
-      after = std::move(earlier);
-    }
-  }
-  entry = Entry{};
+void Gradients::end_of_life() {
+  over_ = true;
+  // A page is of no use without us; of another type it would be in the way.
+  for (std::size_t i = 0; i < entries_.size() && settings_.paged; ++i)
+    if (is_ours(static_cast<int>(i), grad_of(static_cast<int>(i)))) grad_of(static_cast<int>(i)).reset();
+}
+
+void Gradients::hold_back(bool on) {
+  if (shards_ != nullptr) shards_->hold_back(on);
 }
 
 bool Gradients::is_ours(int parameter, const at::Tensor& grad) const {
-  return parameter < static_cast<int>(entries_.size()) &&
-         grad.unsafeGetTensorImpl() == entries_[parameter].view.unsafeGetTensorImpl();
+  return grad.defined() && parameter < static_cast<int>(entries_.size()) &&
+         grad.unsafeGetTensorImpl() == entries_[parameter].page.unsafeGetTensorImpl();
+}
+
+// Is there an average that what arrives comes on top of? Not where the gradient was cleared and has come again, but was deferred: what the
+// shard holds is of an earlier step.
+bool Gradients::holds_average(int parameter) const {
+  return is_ours(parameter, grad_of(parameter)) && (!entries_[parameter].deferred.defined() || entries_[parameter].told_onto);
 }
 
 bool Gradients::fits(int parameter, const at::Tensor& grad) const {
-  const auto& p = parameters_[parameter];
+  const auto& p = context_.parameters[parameter];
   return grad.layout() == at::kStrided && grad.device() == p.tensor.device() && grad.sizes() == p.tensor.sizes() &&
-         static_cast<int>(grad.scalar_type()) == layout_.spaces()[layout_.slot(parameter).space].dtype;
+         grad.scalar_type() == context_.dtype(context_.layout.slot(parameter).space);
 }
 
-void Gradients::make_view(int parameter) {
-  const auto& slot = layout_.slot(parameter);
-  const auto& space = layout_.spaces()[slot.space];
-  const auto& tensor = parameters_[parameter].tensor;
-  const auto& arena = arenas_[slot.space];
-  // The parameter's own order of elements, so that shards of both belong together; row-major where it has gaps.
-  const auto strides = layout_strides(tensor);
-  entries_[parameter].view = tensor_over(static_cast<char*>(arena.data()) + slot.offset * space.itemsize, arena.impl(),
-                                         tensor.sizes(), strides, static_cast<at::ScalarType>(space.dtype));
+std::string Gradients::how_to(int parameter) const {
+  return "the gradient of " + context_.parameters[parameter].name +
+         " is not resident: every rank keeps its part of the average. Operators gather it by themselves; for a raw pointer "
+         "(data_ptr(), accessor()) call ZeroOptimizer::reduce_gradients() first, on every rank";
 }
 
-void Gradients::leave_to_holders(int parameter) {
-  auto& view = entries_[parameter].view;
-  if (!view.defined()) return make_view(parameter);
-  if (view.use_count() == 1 && view.storage().use_count() == 1) return;
-  // Somebody kept the gradient of an earlier step, where LibTorch would have given the new one memory of its own. Their
-  // storage, and every view of it, moves to a copy.
-  auto* storage = view.storage().unsafeGetStorageImpl();
-  if (storage->nbytes() > 0) {
-    auto copy = c10::GetAllocator(c10::kCPU)->allocate(storage->nbytes());
-    std::memcpy(copy.get(), storage->data(), storage->nbytes());
-    storage->set_data_ptr_noswap(std::move(copy));
+void Gradients::make_page(int parameter) {
+  store_->forget(parameter);  // strides may have changed
+  auto& page = entries_[parameter].page;
+  if (!settings_.paged) {
+    page = arena_->region(parameter);
+    return;
   }
-  make_view(parameter);
+  const auto& tensor = context_.parameters[parameter].tensor;
+  page = make_paged_tensor(tensor.sizes(), layout_strides(tensor), context_.dtype(context_.layout.slot(parameter).space),
+                           how_to(parameter));
+  PageTable::global().add(page.storage().getWeakStorageImpl().lock(), weak_from_this(), parameter);
+  const int unit = context_.layout.unit_of(parameter);
+  if (pager_.resident(unit))
+    place_storage(*page.storage().unsafeGetStorageImpl(), store_->memory(parameter), store_->keeper(unit));
+}
+
+void Gradients::drop_page(int parameter) {
+  auto& page = entries_[parameter].page;
+  if (page.defined() && settings_.paged) PageTable::global().remove(page.storage().unsafeGetStorageImpl());
+  if (!settings_.paged) store_->forget(parameter);
+  page.reset();
+}
+
+// Before a parameter's page shows something new. Somebody may have kept it from an earlier step, where LibTorch would have given the
+// new gradient memory of its own: if its values are here, its storage (and every view of it) moves to a copy of them.
+void Gradients::leave_to_holders(int parameter) {
+  auto& page = entries_[parameter].page;
+  if (!page.defined()) return;
+  // Not paged: the arena has the same tensor.
+  if (page.use_count() == (settings_.paged ? 1U : 2U) && page.storage().use_count() == 1) return;
+  auto* storage = page.storage().unsafeGetStorageImpl();
+  if (!is_released(*storage)) {
+    detach_storage(*storage);
+  } else {
+    release_storage(*storage, "this gradient of " + context_.parameters[parameter].name +
+                                  " belongs to an earlier backward and is not in memory any more; clone() what is to be kept");
+  }
+  drop_page(parameter);
+}
+
+// p.grad() is our page from now on.
+void Gradients::show(int parameter) {
+  auto& entry = entries_[parameter];
+  if (!entry.page.defined()) make_page(parameter);
+  grad_of(parameter) = entry.page;
+}
+
+// The unit's averages are going to change or to become local: nobody may look at them meanwhile.
+void Gradients::retire(int unit) {
+  if (!settings_.paged) return;
+  if (const auto held = std::find(held_.begin(), held_.end(), unit); held != held_.end()) {
+    held_.erase(held);
+    pager_.unpin({unit}, {unit});
+    pager_.store();
+  }
+  for (const int i : context_.layout.members(unit)) {
+    // Pages that only somebody else still holds.
+    if (entries_[i].page.defined() && !is_ours(i, grad_of(i)) && !entries_[i].onto) leave_to_holders(i);
+  }
+  if (pager_.resident(unit)) {
+    pager_.store();
+    pager_.discard(unit);
+  }
+  // What comes on top is not to be multiplied.
+  apply_factors(unit);
+}
+
+void Gradients::expect_end() {
+  if (!settings_.paged || current_backward() == seen_backward_) return;
+  seen_backward_ = current_backward();
+  expect_end_of_backward(std::weak_ptr<GradientEvents>(weak_from_this()));
+}
+
+void Gradients::before_accumulation(int parameter) {
+  if (over_ || !has_place(parameter) || parameter >= static_cast<int>(entries_.size())) return;
+  const at::NoGradGuard no_grad;
+  if (settings_.paged && aborted_) {
+    aborted_ = false;
+    if (unfinished_) callbacks_.agree();
+  }
+  if (over_) return;
+  expect_end();
+  auto& entry = entries_[parameter];
+  auto& grad = grad_of(parameter);
+  // Cleared, but what had arrived may be under way: the ranks finish that first.
+  if (settings_.sharded && !deferring_ && unfinished_ && entry.told_arrived && !is_ours(parameter, grad)) callbacks_.agree();
+  if (over_) return;
+  entry.onto = is_ours(parameter, grad);
+  entry.foreign = grad.defined() && !entry.onto;
+  if (!entry.onto) {
+    entry.factor = 1;
+    return;
+  }
+  apply_factor(parameter);
+  // LibTorch must not add to the page: that would gather it, and count what is there once per rank.
+  if (settings_.paged) grad.reset();
 }
 
 void Gradients::arrived(int parameter, const at::Tensor& tensor) {
-  if (layout_.slot(parameter).space >= static_cast<int>(arenas_.size())) return;
-  if (parameters_[parameter].tensor.unsafeGetTensorImpl() != tensor.unsafeGetTensorImpl()) return;
-  auto& grad = const_cast<at::Tensor&>(tensor).mutable_grad();
+  if (over_ || parameter >= static_cast<int>(entries_.size())) return;
+  if (context_.parameters[parameter].tensor.unsafeGetTensorImpl() != tensor.unsafeGetTensorImpl()) return;
+  expect_end();
+  if (!has_place(parameter)) {
+    all_deferred_ = all_deferred_ && deferring_;
+    unfinished_ = settings_.paged;
+    return;
+  }
+  auto& grad = grad_of(parameter);
   if (!grad.defined()) return;
+  auto& entry = entries_[parameter];
   if (grad.requires_grad()) {
-    ZERO_CHECK(!refuse_graphs_, parameters_[parameter].name,
+    ZERO_CHECK(!settings_.refuse_graphs, context_.parameters[parameter].name,
                ": backward with create_graph=true leaves a gradient with a graph, which can't be sharded. Use "
                "torch::autograd::grad(..., create_graph=true) for the penalty and an ordinary backward() for the loss");
     return;
   }
-  if (is_ours(parameter, grad) || !fits(parameter, grad)) return;
+  if (is_ours(parameter, grad)) return;  // accumulated in place
+  unfinished_ = settings_.paged;
+  all_deferred_ = all_deferred_ && deferring_;
+  if (!fits(parameter, grad)) return;
   const at::NoGradGuard no_grad;
-  leave_to_holders(parameter);
-  entries_[parameter].view.copy_(grad);
-  entries_[parameter].factor = 1;
-  grad = entries_[parameter].view;
+  if (!entry.told_arrived || !entry.onto) entry.told_onto = entry.onto;
+  entry.told_arrived = true;
+  if (!entry.onto) entry.deferred.reset();  // cleared since
+  if (deferring_ && settings_.sharded) {
+    if (entry.deferred.defined()) {
+      entry.deferred.add_(grad);
+    } else {
+      entry.deferred = entry.foreign ? grad.clone() : grad;
+    }
+    if (!entry.onto) leave_to_holders(parameter);
+  } else {
+    settings_.sharded ? callbacks_.counted([&] { take(parameter, grad); }) : take(parameter, grad);
+  }
+  entry.onto = false;
+  show(parameter);
+}
+
+void Gradients::take(int parameter, at::Tensor gradient) {
+  auto& entry = entries_[parameter];
+  bool onto = entry.onto;
+  if (entry.deferred.defined()) {
+    gradient = std::move(entry.deferred).add_(gradient);
+    entry.deferred.reset();
+    onto = entry.told_onto;
+  }
+  if (!onto) leave_to_holders(parameter);
+  store_->add(parameter, gradient, onto);
+}
+
+void Gradients::backward_ended(bool nested) {
+  seen_backward_ = -1;
+  // A backward within a backward (recomputation): the outer one's end will do, or the next use.
+  if (over_ || nested || deferring_ || !settings_.paged) return;
+  const at::NoGradGuard no_grad;
+  callbacks_.ended();
 }
 
 void Gradients::apply_factor(int parameter) {
   auto& entry = entries_[parameter];
   if (entry.factor == 1) return;
-  const auto& grad = parameters_[parameter].tensor.grad();
-  if (grad.defined() && is_ours(parameter, grad)) {
-    const at::NoGradGuard no_grad;
-    entry.view.mul_(entry.factor);
-  }
+  const double factor = entry.factor;
   entry.factor = 1;
+  ++edits_;
+  const int unit = context_.layout.unit_of(parameter);
+  if (!settings_.sharded || !pager_.resident(unit)) return store_->multiply(parameter, factor);
+  // What is gathered is what counts until it is stored.
+  resident_values(parameter).mul_(factor);
+  pager_.pin({unit});
+  pager_.unpin({unit}, {unit});
+}
+
+at::Tensor Gradients::resident_values(int parameter) const {
+  const auto& tensor = context_.parameters[parameter].tensor;
+  return tensor_over(store_->memory(parameter), store_->keeper(context_.layout.unit_of(parameter)), tensor.sizes(),
+                     layout_strides(tensor), context_.dtype(context_.layout.slot(parameter).space));
 }
 
 std::string Gradients::problem() const {
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (!parameters_[i].tensor.grad().defined() || layout_.slot(static_cast<int>(i)).space < 0) continue;
-    const auto& p = parameters_[i];
-    const auto& grad = p.tensor.grad();
+  for (std::size_t k = 0; k < context_.parameters.size(); ++k) {
+    const int i = static_cast<int>(k);
+    const auto& grad = grad_of(i);
+    if (!grad.defined() || !has_place(i) || is_ours(i, grad)) continue;
+    const auto& p = context_.parameters[k];
     if (grad.layout() != at::kStrided)
       return p.name + " has a sparse gradient, which can't be sharded; build the layer with sparse(false)";
-    if (!fits(static_cast<int>(i), grad))
+    if (!fits(i, grad))
       return detail::text(p.name, " has a gradient of shape ", grad.sizes(), " and type ", grad.scalar_type(),
                           ", but the parameter was registered with shape ", p.sizes(), " and type ",
-                          static_cast<at::ScalarType>(layout_.spaces()[layout_.slot(static_cast<int>(i)).space].dtype));
+                          context_.dtype(context_.layout.slot(i).space));
   }
   return {};
 }
 
-void Gradients::collect(const std::vector<char>& anywhere) {
-  const at::NoGradGuard no_grad;
-  for (std::size_t k = 0; k < parameters_.size(); ++k) {
+void Gradients::prepare() {
+  aborted_ = false;
+  if (!settings_.sharded) return;
+  for (std::size_t k = 0; k < entries_.size(); ++k) {
     const int i = static_cast<int>(k);
-    if (!anywhere[k] || layout_.slot(i).space < 0) continue;
-    const auto& grad = parameters_[k].tensor.grad();
-    if (grad.defined() && is_ours(i, grad)) {
-      apply_factor(i);
+    auto& entry = entries_[k];
+    if (!has_place(i)) continue;
+    const bool ours = is_ours(i, grad_of(i));
+    if (entry.deferred.defined()) {
+      auto gradient = std::move(entry.deferred);
+      entry.deferred.reset();
+      if (ours) store_->add(i, gradient, entry.told_onto);
+    } else if (!ours && entry.told_arrived) {
+      shards_->drop(i);  // arrived, and cleared or replaced since
+    }
+  }
+  shards_->complete_plan();
+}
+
+std::vector<std::uint8_t> Gradients::flags() const {
+  std::vector<std::uint8_t> out(context_.parameters.size(), 0);
+  for (std::size_t k = 0; k < entries_.size(); ++k) {
+    const int i = static_cast<int>(k);
+    if (!has_place(i) || !context_.parameters[k].active) continue;
+    const auto& grad = grad_of(i);
+    std::uint8_t flags = store_->flags(i);
+    if (grad.defined()) flags |= is_ours(i, grad) ? kOurs : kForeign;
+    if (entries_[k].told_arrived) flags |= kArrived;
+    if (entries_[k].told_onto) flags |= kOnto;
+    if (entries_[k].zeroed) flags |= kZeroed;
+    out[k] = flags;
+  }
+  return out;
+}
+
+void Gradients::take_new(const std::vector<char>& placed) {
+  const at::NoGradGuard no_grad;
+  for (std::size_t k = 0; k < entries_.size(); ++k) {
+    const int i = static_cast<int>(k);
+    const auto& grad = grad_of(i);
+    if (placed[k] || !has_place(i) || !grad.defined() || is_ours(i, grad) || !fits(i, grad)) continue;
+    entries_[k].onto = entries_[k].told_onto = false;
+    entries_[k].told_arrived = true;
+    take(i, grad.detach());
+    show(i);
+  }
+}
+
+std::int64_t Gradients::under_way() const { return store_->under_way(); }
+std::vector<int> Gradients::completion_order() const { return store_->completion_order(); }
+
+void Gradients::finish(const GradientAgreement& agreed) {
+  unfinished_ = false;
+  all_deferred_ = true;
+  check_cleared(agreed);
+  const auto give_up = [&](int i, const char* why) {
+    for (auto& entry : entries_) entry.told_arrived = entry.told_onto = false;
+    ZERO_FAIL("the ranks disagree about the gradient of ", context_.parameters[i].name, ": ", why);
+  };
+  store_->finish(agreed);
+  for (std::size_t k = 0; k < entries_.size(); ++k) {
+    const int i = static_cast<int>(k);
+    if (!has_place(i)) continue;
+    bool fresh = false, onto = false;
+    for (const auto& rank : agreed.flags) {
+      if (!(rank[k] & kArrived) || (rank[k] & kForeign)) continue;
+      (rank[k] & kOnto ? onto : fresh) = true;
+    }
+    if (fresh && onto) give_up(i, "before this backward it was cleared on one rank and kept on another");
+    if (onto && is_ours(i, grad_of(i))) apply_factor(i);  // as the ranks did on which something arrived
+    // A rank on which nothing arrived has the average like all others.
+    if (!grad_of(i).defined() && agreed.any(i, kOurs)) {
+      leave_to_holders(i);
+      if (!onto) store_->add_nothing(i);
+      show(i);
+      entries_[k].factor = 1;
+    }
+    entries_[k].told_arrived = entries_[k].told_onto = entries_[k].zeroed = false;
+  }
+  if (std::any_of(agreed.flags.begin(), agreed.flags.end(), [&](const auto& rank) {
+        return std::any_of(rank.begin(), rank.end(), [](std::uint8_t f) { return f & kArrived; });
+      }))
+    ++edits_;
+}
+
+void Gradients::collect(const GradientAgreement& agreed) {
+  const at::NoGradGuard no_grad;
+  check_cleared(agreed);
+  for (std::size_t k = 0; k < entries_.size(); ++k) {
+    entries_[k].onto = entries_[k].zeroed = false;
+    if (has_place(static_cast<int>(k)) && is_ours(static_cast<int>(k), grad_of(static_cast<int>(k))))
+      apply_factor(static_cast<int>(k));
+  }
+  store_edits();
+  bool foreign = false;
+  for (std::size_t k = 0; k < entries_.size(); ++k) {
+    const int i = static_cast<int>(k);
+    if (!has_place(i)) continue;
+    const auto& grad = grad_of(i);
+    if (!agreed.any(i, kForeign)) {
+      // Cleared on this rank alone: it is the average that all have, so it stays.
+      if (!grad.defined() && agreed.any(i, kOurs)) {
+        leave_to_holders(i);
+        show(i);
+      }
       continue;
     }
-    leave_to_holders(i);
-    if (grad.defined())
-      entries_[k].view.copy_(grad.detach());
-    else
-      entries_[k].view.zero_();
+    foreign = true;
+    ZERO_CHECK(!settings_.sharded || !agreed.any(i, kOurs), "the ranks disagree about the gradient of ",
+               context_.parameters[k].name, ": it was assigned on one rank, and is what backward brought on another");
+    if (grad.defined() && !is_ours(i, grad)) {
+      leave_to_holders(i);
+      store_->add(i, grad.detach(), false);
+    } else if (!grad.defined()) {
+      store_->add_nothing(i);
+    } else if (arena_ != nullptr) {
+      arena_->make_local(context_.layout.unit_of(i));
+    }
+  }
+  if (foreign && settings_.sharded) {
+    auto late = agreed;
+    late.under_way = 0;
+    late.order.clear();
+    for (auto& rank : late.flags)
+      for (auto& flags : rank) flags = flags & kForeign ? kWaiting : 0;
+    store_->finish(late);
+  }
+}
+
+void Gradients::follow(const std::vector<std::vector<std::uint8_t>>& others) {
+  const at::NoGradGuard no_grad;
+  for (std::size_t k = 0; k < entries_.size(); ++k) {
+    const int i = static_cast<int>(k);
+    if (!has_place(i)) continue;
+    bool there = false, fresh = false, zeroed = false;
+    for (const auto& rank : others) {
+      there = there || (rank[k] & (kOurs | kForeign));
+      fresh = fresh || ((rank[k] & kArrived) && !(rank[k] & kOnto));
+      zeroed = zeroed || (rank[k] & kZeroed);
+    }
+    auto& grad = grad_of(i);
+    if (grad.defined() && (fresh || !there)) grad.reset();
+    if (zeroed && is_ours(i, grad)) {
+      entries_[k].factor = 1;
+      store_->edit(i, true, [](const at::Tensor& part) { part.zero_(); });
+      ++edits_;
+    }
   }
 }
 
 void Gradients::mark() {
+  marked_edits_ = edits_;
   for (std::size_t i = 0; i < entries_.size(); ++i) {
-    const auto& grad = parameters_[i].tensor.grad();
+    const auto& grad = grad_of(static_cast<int>(i));
     entries_[i].marked_grad = grad.defined() ? grad.unsafeGetTensorImpl() : nullptr;
     entries_[i].marked_version = grad.defined() ? grad._version() : 0;
   }
 }
 
 bool Gradients::unchanged() const {
+  if (marked_edits_ != edits_) return false;
   for (std::size_t i = 0; i < entries_.size(); ++i) {
-    const auto& grad = parameters_[i].tensor.grad();
+    const auto& grad = grad_of(static_cast<int>(i));
     if ((grad.defined() ? grad.unsafeGetTensorImpl() : nullptr) != entries_[i].marked_grad) return false;
     if (grad.defined() && static_cast<std::uint32_t>(grad._version()) != entries_[i].marked_version) return false;
   }
@@ -236,8 +474,8 @@ void Gradients::multiply_later(double factor) {
   const at::NoGradGuard no_grad;
   for (std::size_t k = 0; k < entries_.size(); ++k) {
     const int i = static_cast<int>(k);
-    const auto& grad = parameters_[k].tensor.grad();
-    if (!grad.defined()) continue;
+    const auto& grad = grad_of(i);
+    if (!grad.defined() || !has_place(i)) continue;
     if (is_ours(i, grad)) {
       entries_[k].factor *= factor;
     } else {
@@ -247,24 +485,12 @@ void Gradients::multiply_later(double factor) {
   }
 }
 
-at::Tensor Gradients::bucket(int space, int bucket) const {
-  const auto& s = layout_.spaces()[space];
-  const auto& b = s.buckets[bucket];
-  return tensor_over(static_cast<char*>(arenas_[space].data()) + b.begin * s.itemsize, arenas_[space].impl(),
-                     {b.shard * layout_.ranks()}, {1}, static_cast<at::ScalarType>(s.dtype));
-}
-
-at::Tensor Gradients::scratch(std::size_t first_space) const {
-  if (arenas_.size() <= first_space) return at::empty({0}, at::kByte);
-  return tensor_over(arenas_.back().data(), arenas_.back().impl(), {arenas_.back().bytes()}, {1}, at::kByte);
-}
-
 std::int64_t Gradients::bytes() const {
-  std::int64_t sum = 0;
-  for (const auto& arena : arenas_) sum += arena.bytes();
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const auto& grad = parameters_[i].tensor.grad();
+  std::int64_t sum = store_->gradient_bytes();
+  for (std::size_t i = 0; i < context_.parameters.size(); ++i) {
+    const auto& grad = grad_of(static_cast<int>(i));
     if (grad.defined() && !is_ours(static_cast<int>(i), grad)) sum += static_cast<std::int64_t>(grad.nbytes());
+    if (i < entries_.size() && entries_[i].deferred.defined()) sum += static_cast<std::int64_t>(entries_[i].deferred.nbytes());
   }
   return sum;
 }

@@ -4,38 +4,24 @@
 
 namespace zero {
 
-Reducer::Reducer(Communicator comm, const std::vector<Parameter>& parameters, const Layout& layout, Gradients& gradients,
-                 double divisor, bool whole)
-    : comm_(std::move(comm)),
-      parameters_(parameters),
-      layout_(layout),
-      gradients_(gradients),
-      divisor_(divisor),
-      whole_(whole) {}
+Reducer::Reducer(GradientContext context, Gradients& gradients, bool whole)
+    : context_(std::move(context)), gradients_(gradients), whole_(whole) {}
 
 void Reducer::allocate() {
-  if (comm_.size() == 1 && divisor_ == 1) return;  // the gradient is the average
-  const std::int64_t bytes = layout_.largest_bucket_bytes();
+  if (nothing_to_do() && !context_.division.late) return;  // the gradient is the average
+  if (gradients_.sharded()) return;                        // the shards are there
+  const std::int64_t bytes = layout().largest_bucket_bytes();
   if (whole_) {
     if (!whole_scratch_.defined() || whole_scratch_.bytes() < bytes)
-      whole_scratch_ = comm_.allocate(bytes, "averages of one bucket");
-  } else if (!shard_scratch_.defined() || shard_scratch_.numel() < bytes / comm_.size()) {
-    shard_scratch_ = at::empty({bytes / comm_.size()}, at::kByte);
+      whole_scratch_ = context_.comm.allocate(bytes, "averages of one bucket");
+  } else if (!shard_scratch_.defined() || shard_scratch_.numel() < bytes / context_.comm.size()) {
+    shard_scratch_ = at::empty({bytes / context_.comm.size()}, at::kByte);
   }
 }
 
-std::string Reducer::label(const char* what, int space, int bucket) const {
-  const auto& members = layout_.spaces()[space].buckets[bucket].parameters;
-  std::string out = std::string(what) + " bucket " + std::to_string(bucket);
-  if (members.empty()) return out;
-  out += " (" + parameters_[members.front()].name;
-  if (members.size() > 1) out += " … " + parameters_[members.back()].name;
-  return out + ")";
-}
-
 at::Tensor Reducer::kept(int space, int bucket) {
-  const auto& s = layout_.spaces()[space];
-  if (kept_.size() < layout_.spaces().size()) kept_.resize(layout_.spaces().size());
+  const auto& s = layout().spaces()[space];
+  if (kept_.size() < layout().spaces().size()) kept_.resize(layout().spaces().size());
   if (!kept_[space].defined())
     kept_[space] = at::empty({s.shard}, at::TensorOptions().dtype(static_cast<at::ScalarType>(s.dtype)));
   const auto& b = s.buckets[bucket];
@@ -43,34 +29,38 @@ at::Tensor Reducer::kept(int space, int bucket) {
 }
 
 at::Tensor Reducer::shard(int space, int bucket, bool keep) {
-  const auto& s = layout_.spaces()[space];
+  const auto& s = layout().spaces()[space];
   const auto& b = s.buckets[bucket];
   const auto dtype = static_cast<at::ScalarType>(s.dtype);
-  auto mine = gradients_.bucket(space, bucket);
-  if (comm_.size() == 1 && divisor_ == 1) return mine;
+  const int unit = layout().unit(space, bucket);
+  if (gradients_.averaged(unit)) return gradients_.average(unit);
+  auto mine = gradients_.bucket(unit);
+  if (nothing_to_do()) return mine;
   if (keep && kept_valid_) return kept(space, bucket);
   at::Tensor out;
   if (keep) {
     out = kept(space, bucket);
   } else if (whole_) {
-    auto* base = static_cast<char*>(whole_scratch_.data()) + b.shard * comm_.rank() * s.itemsize;
+    auto* base = static_cast<char*>(whole_scratch_.data()) + b.shard * context_.comm.rank() * s.itemsize;
     out = tensor_over(base, whole_scratch_.impl(), {b.shard}, {1}, dtype);
   } else {
     out = tensor_over(shard_scratch_.data_ptr(), std::make_shared<at::Tensor>(shard_scratch_), {b.shard}, {1}, dtype);
   }
-  comm_.reduce_scatter(mine, out, divisor_, label("reducing gradients of", space, bucket));
+  context_.comm.reduce_scatter(mine, out, context_.division.by, context_.label("reducing gradients,", unit));
   return out;
 }
 
 at::Tensor Reducer::whole(int space, int bucket, const at::Tensor& shard) {
-  if (comm_.size() == 1) return shard;
-  const auto& s = layout_.spaces()[space];
+  if (context_.comm.size() == 1) return shard;
+  const int unit = layout().unit(space, bucket);
+  if (gradients_.averaged(unit)) return gradients_.bucket(unit);
+  const auto& s = layout().spaces()[space];
   const auto& b = s.buckets[bucket];
-  auto out = tensor_over(whole_scratch_.data(), whole_scratch_.impl(), {b.shard * comm_.size()}, {1},
+  auto out = tensor_over(whole_scratch_.data(), whole_scratch_.impl(), {b.shard * context_.comm.size()}, {1},
                          static_cast<at::ScalarType>(s.dtype));
-  auto mine = out.narrow(0, b.shard * comm_.rank(), b.shard);
+  auto mine = out.narrow(0, b.shard * context_.comm.rank(), b.shard);
   if (mine.data_ptr() != shard.data_ptr()) mine.copy_(shard);
-  comm_.all_gather(mine, out, label("gathering averages of", space, bucket));
+  context_.comm.all_gather(mine, out, context_.label("gathering averages,", unit));
   return out;
 }
 

@@ -1,7 +1,8 @@
 // Averages over ranks, one bucket at a time: this rank's shard of a bucket, and from the shards the whole bucket (stage 0).
 //
-// The average never overwrites the rank's own gradients: it goes to scratch that the next bucket reuses, or, where every shard must
-// be known before anything is written (a norm, a user's optimizer), to shards that are kept until the step ends.
+// Where gradients are averaged already (stage 2, or somebody has read them) that average is used. Elsewhere the average goes to
+// scratch that the next bucket reuses, or, where every shard must be known before anything is written (a norm, a user's
+// optimizer), to shards that are kept until the step ends; the rank's own gradients are not overwritten.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,10 +18,8 @@ namespace zero {
 
 class Reducer {
  public:
-  /// @param divisor what the sum over ranks is divided by
   /// @param whole buckets will be wanted whole (stage 0)
-  Reducer(Communicator comm, const std::vector<Parameter>& parameters, const Layout& layout, Gradients& gradients,
-          double divisor, bool whole);
+  Reducer(GradientContext context, Gradients& gradients, bool whole);
 
   /// Collective. Makes scratch for the layout as it is now.
   void allocate();
@@ -36,20 +35,16 @@ class Reducer {
   bool keeps() const { return kept_valid_; }
   void set_kept(bool valid) { kept_valid_ = valid; }
 
-  /// "bucket 2 ('fc.weight' (group 0, #2) … 'out.bias' (group 0, #5))": for errors of waits.
-  std::string label(const char* what, int space, int bucket) const;
-
   /// Bytes of scratch and kept shards on this rank.
   std::int64_t bytes() const;
 
  private:
   at::Tensor kept(int space, int bucket);
+  const Layout& layout() const { return context_.layout; }
+  bool nothing_to_do() const { return context_.comm.size() == 1 && context_.division.by == 1; }
 
-  Communicator comm_;
-  const std::vector<Parameter>& parameters_;
-  const Layout& layout_;
+  GradientContext context_;
   Gradients& gradients_;
-  double divisor_;
   bool whole_;
   Buffer whole_scratch_;          ///< stage 0: one bucket, in reach of the peers
   at::Tensor shard_scratch_;      ///< stage 1: one shard of the largest bucket, as bytes

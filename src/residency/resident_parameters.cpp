@@ -7,19 +7,15 @@
 #include <memory>
 
 #include "core/check.h"
+#include "paging/storage.h"
 
 namespace zero {
-namespace {
 
-// May the storage's memory be exchanged under the tensor? Only if the tensor is all of it, and LibTorch allocated it: memory
-// behind from_blob is somebody else's, who expects to find the values there.
 bool owns_storage(const at::Tensor& t) {
   const auto& storage = t.storage();
   return is_dense(t) && t.storage_offset() == 0 && storage.nbytes() == t.nbytes() && t.numel() > 0 &&
          storage.unsafeGetStorageImpl()->resizable();
 }
-
-}  // namespace
 
 ResidentParameters::ResidentParameters(Communicator comm, const std::vector<Parameter>& parameters, const Layout& layout,
                                        bool flat)
@@ -33,16 +29,26 @@ void ResidentParameters::allocate() {
   }
 }
 
-bool ResidentParameters::adopt(int parameter) {
+bool ResidentParameters::moved(int parameter) const {
+  if (parameter >= static_cast<int>(entries_.size()) || !entries_[parameter].storage) return false;
+  const auto& tensor = parameters_[parameter].tensor;
+  return entries_[parameter].storage.unsafeGetStorageImpl() != tensor.storage().unsafeGetStorageImpl() ||
+         entries_[parameter].address != tensor.const_data_ptr();
+}
+
+void ResidentParameters::begin_update(const std::string&) {
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    if (parameters_[i].active) adopt(static_cast<int>(i));
+}
+
+void ResidentParameters::adopt(int parameter) {
   const auto& slot = layout_.slot(parameter);
-  if (slot.space < 0) return false;
+  if (slot.space < 0) return;
   if (entries_.size() < parameters_.size()) entries_.resize(parameters_.size());
   auto& entry = entries_[parameter];
   const auto& tensor = parameters_[parameter].tensor;
-  const auto* storage = tensor.storage().unsafeGetStorageImpl();
-  const bool moved = static_cast<bool>(entry.storage);
-  if (moved && entry.storage.unsafeGetStorageImpl() == storage && entry.address == tensor.const_data_ptr()) return false;
-  release(parameter);  // aliases of the storage that the tensor has left
+  if (entry.storage && !moved(parameter)) return;
+  leave(parameter);  // aliases of the storage that the tensor has left
 
   if (flat_) {
     const auto& space = layout_.spaces()[slot.space];
@@ -64,19 +70,14 @@ bool ResidentParameters::adopt(int parameter) {
   }
   entry.storage = tensor.storage();
   entry.address = tensor.const_data_ptr();
-  return moved;
 }
 
-void ResidentParameters::release(int parameter) {
+void ResidentParameters::leave(int parameter) {
   if (parameter >= static_cast<int>(entries_.size())) return;
   auto& entry = entries_[parameter];
   if (flat_ && entry.storage && !entry.mirrored && entry.storage.use_count() > 1) {
     auto* storage = entry.storage.unsafeGetStorageImpl();
-    if (storage->data() == entry.memory) {
-      auto own = c10::GetAllocator(c10::kCPU)->allocate(storage->nbytes());
-      std::memcpy(own.get(), storage->data(), storage->nbytes());
-      storage->set_data_ptr_noswap(std::move(own));
-    }
+    if (storage->data() == entry.memory) detach_storage(*storage);
   }
   entry = Entry{};
 }
@@ -85,22 +86,26 @@ void ResidentParameters::repoint(int parameter, void* memory) {
   auto* storage = parameters_[parameter].tensor.storage().unsafeGetStorageImpl();
   const auto bytes = storage->nbytes();
   std::memcpy(memory, storage->data(), bytes);
-  using Keep = std::shared_ptr<Buffer::Impl>;
-  auto* keep = new Keep(arenas_[layout_.slot(parameter).space].impl());
-  storage->set_data_ptr_noswap(c10::DataPtr(
-      memory, keep, [](void* context) { delete static_cast<Keep*>(context); }, c10::Device(c10::kCPU)));
+  place_storage(*storage, memory, arenas_[layout_.slot(parameter).space].impl());
 }
 
-void* ResidentParameters::memory(int parameter) const { return entries_[parameter].memory; }
+void ResidentParameters::leave_all() {
+  for (std::size_t i = 0; i < entries_.size(); ++i) leave(static_cast<int>(i));
+}
 
-void ResidentParameters::copy_in(int space, int bucket) {
+void* ResidentParameters::memory(int space, int, const Segment& segment) {
+  return static_cast<char*>(entries_[segment.parameter].memory) + segment.in_parameter * layout_.spaces()[space].itemsize;
+}
+
+void ResidentParameters::before_update(int space, int bucket) {
   const at::NoGradGuard no_grad;
   for (const int i : layout_.spaces()[space].buckets[bucket].parameters)
     if (entries_[i].mirrored) entries_[i].mirror.copy_(parameters_[i].tensor.detach());
 }
 
-void ResidentParameters::copy_out(int space, int bucket) {
+void ResidentParameters::after_update(int space, int bucket, const std::string& label) {
   const at::NoGradGuard no_grad;
+  if (flat_) gather(space, bucket, label);
   for (const int i : layout_.spaces()[space].buckets[bucket].parameters)
     if (entries_[i].mirrored) parameters_[i].tensor.detach().copy_(entries_[i].mirror);
 }
@@ -124,7 +129,7 @@ std::int64_t ResidentParameters::parameter_bytes() const {
   return sum;
 }
 
-std::int64_t ResidentParameters::mirror_bytes() const {
+std::int64_t ResidentParameters::buffer_bytes() const {
   std::int64_t sum = 0;
   for (const auto& entry : entries_)
     if (entry.mirrored && !flat_) sum += static_cast<std::int64_t>(entry.mirror.nbytes());

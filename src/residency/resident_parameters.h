@@ -13,38 +13,27 @@
 
 #include "core/parameter.h"
 #include "layout/layout.h"
+#include "residency/parameter_store.h"
 #include "zero/communicator.h"
 
 namespace zero {
 
-class ResidentParameters {
+class ResidentParameters final : public ParameterStore {
  public:
-  /// @param flat keep parameters in arenas (stages ≥ 1)
+  /// @param flat keep parameters in arenas (stages ≥ 1), of which each rank updates its shards; otherwise every rank updates all
   ResidentParameters(Communicator comm, const std::vector<Parameter>& parameters, const Layout& layout, bool flat);
 
-  /// Collective. Makes arenas for spaces that have none yet.
-  void allocate();
-  /// Takes the parameter's present values and memory, where it isn't taken already. Returns true if it has moved since last time
-  /// (to(), torch::load, set_data): its values are then whatever the user put there.
-  bool adopt(int parameter);
-
-  /// Gives the tensor (and whoever shares its storage) memory of its own again, with the values it has: its place in the arena
-  /// goes to another tensor, or to nobody.
-  void release(int parameter);
-
-  /// The parameter's elements in the order the layout counts them.
-  void* memory(int parameter) const;
-
-  /// Mirrored parameters of a bucket: the user's values in, and the updated ones out.
-  void copy_in(int space, int bucket);
-  void copy_out(int space, int bucket);
-
-  /// Collective. Everybody gets every rank's shard of the bucket. Stages ≥ 1.
-  void gather(int space, int bucket, const std::string& label);
-
-  /// Bytes of all parameters (arenas with their padding and mirrors), and of mirrors outside arenas.
-  std::int64_t parameter_bytes() const;
-  std::int64_t mirror_bytes() const;
+  void allocate() override;
+  void adopt(int parameter) override;
+  void leave(int parameter) override;
+  void leave_all() override;
+  bool moved(int parameter) const override;
+  void begin_update(const std::string& label) override;
+  void* memory(int space, int bucket, const Segment& segment) override;
+  void before_update(int space, int bucket) override;
+  void after_update(int space, int bucket, const std::string& label) override;
+  std::int64_t parameter_bytes() const override;
+  std::int64_t buffer_bytes() const override;  ///< mirrors outside arenas
 
  private:
   struct Entry {
@@ -56,6 +45,7 @@ class ResidentParameters {
   };
 
   void repoint(int parameter, void* memory);
+  void gather(int space, int bucket, const std::string& label);
 
   Communicator comm_;
   const std::vector<Parameter>& parameters_;

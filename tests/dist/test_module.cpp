@@ -52,7 +52,7 @@ std::unique_ptr<torch::optim::Optimizer> adam(Params p) {
 }  // namespace
 
 TEST_CASE("B60 B15 B16 recurrent layers, batch norm and a tied weight train as with torch::optim") {
-  for (int stage : {0, 1}) {
+  for (int stage : suite::stages()) {
     for (int n : {1, 2, 3}) {
       INFO("stage " << stage << ", " << n << " ranks");
       REQUIRE_NOTHROW(zero::run_ranks(n, [&](const Communicator& comm) {

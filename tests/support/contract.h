@@ -1,6 +1,7 @@
 // What the tests of the drop-in contract share: where a promise has to hold, and how close is equal.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -30,7 +31,7 @@ inline void on_threads(const std::vector<int>& worlds, const std::function<void(
 
 /// On every stage and world size that the promise is about.
 inline void everywhere(const std::function<void(const Communicator&, Options)>& check) {
-  for (int stage : {0, 1}) {
+  for (int stage : suite::stages()) {
     INFO("stage " << stage);
     on_threads({1, 2, 3}, [&](const Communicator& comm) { check(comm, suite::options_for(comm, stage)); });
   }
@@ -47,5 +48,26 @@ inline std::unique_ptr<torch::optim::Optimizer> adamw(Params p) {
 inline std::unique_ptr<torch::optim::Optimizer> momentum(Params p) {
   return std::make_unique<SGD>(std::move(p), SGDOptions(0.05).momentum(0.9).weight_decay(0.1));
 }
+
+/// One model trained by torch::optim on the mean of the ranks' losses, and one by ZeroOptimizer on this rank's.
+struct Twins {
+  Model plain_model, model;
+  std::unique_ptr<torch::optim::Optimizer> plain = adamw(plain_model.params);
+  zero::ZeroOptimizer opt;
+
+  explicit Twins(Options options) : opt(zero::wrap(adamw(model.params), options.names(Model::names()))) {}
+  std::array<Model*, 2> both() { return {&plain_model, &model}; }
+  void step(int s) {
+    const auto& comm = opt.comm();
+    plain->zero_grad(), opt.zero_grad();
+    for (int r = 0; r < comm.size(); ++r) (plain_model.loss(batch(s, r)) / comm.size()).backward();
+    model.loss(batch(s, comm.rank())).backward();
+    plain->step(), opt.step();
+  }
+  void expect_alike(const char* what) {
+    expect_close(model.params, plain_model.params, what);
+    expect_equal_on_ranks(opt.comm(), model.params);
+  }
+};
 
 }  // namespace contract

@@ -5,6 +5,7 @@
 
 #include "support/catch.h"
 
+using zero::kPage;
 using zero::Layout;
 using zero::ParameterSpec;
 
@@ -110,6 +111,34 @@ TEST_CASE("random models of several types and groups") {
   }
 }
 
+TEST_CASE("shards from a given size on are whole pages, smaller ones are not") {
+  for (const int ranks : {1, 2, 3, 4}) {
+    for (const int itemsize : {2, 4, 8, 16}) {
+      constexpr std::int64_t kFrom = 3 * kPage;
+      Layout layout(ranks, 4 * kFrom, kFrom);
+      std::vector<ParameterSpec> specs;
+      for (const std::int64_t n : {1, 50000, 7, 20000, 3000, 1, 60001}) specs.push_back(spec(n, itemsize));
+      layout.append(specs, count_up(specs.size()));
+      check(layout, specs);
+      bool large = false, small = false;
+      for (int unit = 0; unit < layout.units(); ++unit) {
+        const auto bytes = layout.shard_bytes(unit);
+        std::int64_t needed = 0;
+        for (const int i : layout.members(unit)) needed += layout.slot(i).numel * itemsize;
+        if (bytes >= kFrom) {
+          large = true;
+          REQUIRE(bytes % kPage == 0);
+          REQUIRE(bytes * ranks < needed + ranks * kPage + 64 * static_cast<std::int64_t>(layout.members(unit).size()));
+        } else {
+          small = true;
+          REQUIRE(bytes * ranks <= needed + 64 * (ranks + static_cast<std::int64_t>(layout.members(unit).size())));
+        }
+      }
+      REQUIRE((large && small));
+    }
+  }
+}
+
 TEST_CASE("fewer elements than ranks, and a group of nothing") {
   Layout layout(4, 1 << 20);
   const std::vector<ParameterSpec> specs{spec(2), spec(0, 4, 1), spec(3, 4, 2)};
@@ -120,7 +149,7 @@ TEST_CASE("fewer elements than ranks, and a group of nothing") {
   REQUIRE(layout.spaces()[1].size == 0);
 }
 
-TEST_CASE("more than 2^31 elements, by arithmetic") {
+TEST_CASE("B07 more than 2^31 elements, by arithmetic") {
   for (std::int64_t n : {(std::int64_t{1} << 31) - 1, std::int64_t{1} << 31, (std::int64_t{1} << 31) + 7,
                          (std::int64_t{1} << 32) + 1, std::int64_t{1} << 33, std::int64_t{1} << 40}) {
     for (int ranks : {1, 2, 3, 7, 1024}) {
