@@ -59,7 +59,7 @@ void ArenaStore::make_local(int unit) {
 
 void ArenaStore::add(int parameter, const at::Tensor& gradient, bool onto) {
   make_local(context_.layout.unit_of(parameter));
-  onto ? region(parameter).add_(gradient) : region(parameter).copy_(gradient);
+  onto ? static_cast<void>(region(parameter).add_(gradient)) : place_gradient(region(parameter), gradient);
 }
 
 void ArenaStore::add_nothing(int parameter) {

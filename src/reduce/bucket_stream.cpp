@@ -112,7 +112,7 @@ void BucketStream::add(int parameter, const at::Tensor& gradient, bool onto) {
   if (filling.arrived[at]) {
     region.add_(gradient);
   } else {
-    region.copy_(gradient);
+    place_gradient(region, gradient);
     filling.arrived[at] = 1;
     filling.onto[at] = onto;
     if (plan_.expected[parameter]) ++filling.expected;

@@ -1,5 +1,7 @@
 #include "reduce/gradient_store.h"
 
+#include "kernels/kernels.h"
+
 namespace zero {
 
 void* GradientContext::in_bucket(void* bucket_memory, int parameter) const {
@@ -11,6 +13,17 @@ at::Tensor GradientContext::region(void* bucket_memory, std::shared_ptr<void> ke
   const auto& tensor = parameters[parameter].tensor;
   return tensor_over(in_bucket(bucket_memory, parameter), std::move(keep), tensor.sizes(), layout_strides(tensor),
                      dtype(layout.slot(parameter).space));
+}
+
+void place_gradient(const at::Tensor& region, const at::Tensor& gradient) {
+  const bool alike = gradient.scalar_type() == region.scalar_type() && gradient.sizes() == region.sizes() &&
+                     gradient.strides() == region.strides() && gradient.is_non_overlapping_and_dense() && !gradient.is_conj() &&
+                     !gradient.is_neg() && gradient.device().is_cpu();
+  if (!alike) {
+    region.copy_(gradient);
+    return;
+  }
+  kernels::bulk_copy(region.data_ptr(), gradient.const_data_ptr(), static_cast<std::int64_t>(gradient.nbytes()));
 }
 
 std::string GradientContext::label(const char* what, int unit) const {

@@ -42,6 +42,9 @@ struct GradientContext {
   std::string name(int unit) const;
 };
 
+/// Copies a gradient to its place. Past the caches where it is large: an ordinary store reads first what it overwrites.
+void place_gradient(const at::Tensor& region, const at::Tensor& gradient);
+
 /// What one rank tells the others about its gradients at the end of a backward; per parameter, as bits.
 enum GradientFlags : std::uint8_t {
   kOurs = 1,       ///< p.grad() is what this library put there
