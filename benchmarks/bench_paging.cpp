@@ -5,7 +5,7 @@
 //
 // Prints medians over rounds with [least .. most] and what managing adds; the count of fallback calls for unmanaged tensors, which has
 // to be 0. With --once it runs one operator a few times and ends: for valgrind --tool=callgrind, whose counts don't depend on the
-// machine's load.
+// machine's load (the difference of two runs with different --repeats).
 #include <ATen/ATen.h>
 #include <torch/optim/sgd.h>
 #include <zero/zero.h>
@@ -46,7 +46,7 @@ double nanoseconds(int repeats, const std::function<void()>& f) {
   return std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - start).count() / repeats;
 }
 
-void measure(const zero::Communicator& comm, int rounds, int repeats, bool once, const std::string& json_path) {
+void measure(const zero::Communicator& comm, int rounds, int repeats, const std::string& once, const std::string& json_path) {
   const auto make = [] {
     return Tensors{at::full({16, 16}, 0.01F).requires_grad_(true), at::full({16}, 0.02F).requires_grad_(true)};
   };
@@ -66,8 +66,8 @@ void measure(const zero::Communicator& comm, int rounds, int repeats, bool once,
       {"sum, graph", 1, [&](const Tensors& t) { (void)t.b.sum(); }},
       {"linear, graph", 3, [&](const Tensors& t) { (void)at::linear(x, t.w, t.b); }},
   };
-  if (once) {
-    for (int i = 0; i < repeats; ++i) rows[0].run(managed);
+  if (!once.empty()) {
+    for (int i = 0; i < repeats; ++i) rows[0].run(once == "managed" ? managed : plain);
     return comm.barrier("bench_paging");
   }
   std::vector<double> unmanaged;
@@ -111,12 +111,13 @@ void measure(const zero::Communicator& comm, int rounds, int repeats, bool once,
 
 int main(int argc, char** argv) {
   int rounds = 15, repeats = 20000;
-  bool once = false;
+  std::string once;
   std::string json;
   CLI::App app{"What paging costs an operator that touches a resident parameter"};
   app.add_option("--rounds", rounds, "Interleaved measurements")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--repeats", repeats, "Calls per measurement")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_flag("--once", once, "Only call an operator on a managed parameter, --repeats times");
+  app.add_option("--once", once, "Only call an operator on such a parameter, --repeats times")
+      ->check(CLI::IsMember({"managed", "ordinary"}));
   app.add_option("--json", json, "Write results to this file");
   CLI11_PARSE(app, argc, argv);
   try {
