@@ -48,7 +48,7 @@ class PagedParameters final : public ParameterStore,
     /// What becomes of an operator that needs more than the budget.
     enum class Beyond { refused, warned, allowed } beyond = Beyond::refused;
     std::int64_t mapped_shard_bytes = 0;  ///< see Options::mapped_shard_bytes
-    bool debug = false;  ///< see Options::debug
+    bool debug = false;                   ///< see Options::debug
   };
   struct Callbacks {
     /// Collective. Edited parameters don't fit the budget any more: all ranks call write_back() now.

@@ -41,9 +41,9 @@ Result train(const Communicator& comm, Options options, bool clips) {
     out.losses.push_back(loss.item<double>());
     const at::NoGradGuard no_grad;
     if (s == 1) {
-      model.params[0][17].fill_(0.25);               // a few pages of a bucket, through a view
-      model.params[2].detach().mul_(0.5);            // all of them
-      model.params[2].select(1, 7).add_(0.125);      // on top
+      model.params[0][17].fill_(0.25);           // a few pages of a bucket, through a view
+      model.params[2].detach().mul_(0.5);        // all of them
+      model.params[2].select(1, 7).add_(0.125);  // on top
       out.losses.push_back(model.loss(7, 0).item<double>());
     }
     if (s == 2) {

@@ -44,8 +44,7 @@ TEST_CASE("S3 a chain within the least budget: what goes, what is sent, and what
       for (const int buckets : {1, 2, 3, 8}) {
         Chain own(kLayers);
         // A bucket, with what alignment adds for this number of ranks.
-        const auto padded =
-            zero::wrap(momentum(Chain(kLayers).params), stage3(comm, 0, 1)).padded_numel() * 8 / kLayers;
+        const auto padded = zero::wrap(momentum(Chain(kLayers).params), stage3(comm, 0, 1)).padded_numel() * 8 / kLayers;
         auto limited = zero::wrap(momentum(own.params), stage3(comm, buckets * padded, 1).prefetch(prefetch));
         const auto once = padded * kLayers / comm.size() * (comm.size() - 1);
         for (int s = 0; s < 4; ++s) {
