@@ -191,7 +191,7 @@ void PagedParameters::write_back(const std::string& label) {
 }
 
 void PagedParameters::fence(const std::string& label) {
-  trainer_ = std::this_thread::get_id();
+  trainer_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   prefetcher_.pause();
   comm_.barrier(label + ": before parameters are updated");
   if (settings_.debug) check_together(label);

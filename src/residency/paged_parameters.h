@@ -160,8 +160,8 @@ class PagedParameters final : public ParameterStore,
   Pager pager_;
   Prefetcher prefetcher_;
   bool started_ = false, updating_ = false;
-  std::thread::id trainer_;  ///< the thread whose touches are traced
-  std::vector<int> held_;    ///< units that its operators use now, the innermost last
+  std::atomic<std::thread::id> trainer_;  ///< the thread whose touches are traced
+  std::vector<int> held_;                 ///< units that its operators use now, the innermost last
   std::atomic<std::int64_t> bytes_gathered_{0};
   double fetch_seconds_ = 0;  ///< the trainer's, since the last step
 };

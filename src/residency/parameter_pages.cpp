@@ -40,7 +40,8 @@ void PagedParameters::begin(const std::vector<Touch>& touches, const std::string
 
 void PagedParameters::begin(const std::vector<Touch>& touches, const std::string& op, bool may_exceed) {
   const auto units = units_of(touches);
-  const bool traced = std::this_thread::get_id() == trainer_;  // a reader's touches say nothing about the next step
+  const bool traced = std::this_thread::get_id() ==
+                      trainer_.load(std::memory_order_relaxed);  // a reader's touches say nothing about the next step
   if (traced) {
     if (held_.empty() && pager_.written_bytes() > 0) settle_written(units_of(touches, true));
     for (const int unit : units) {
@@ -73,7 +74,7 @@ void PagedParameters::warn_beyond() {
 
 void PagedParameters::end(const std::vector<Touch>& touches) noexcept {
   const auto units = units_of(touches);
-  if (std::this_thread::get_id() == trainer_)
+  if (std::this_thread::get_id() == trainer_.load(std::memory_order_relaxed))
     for (const int unit : units)  // guards needn't end in the order in which they began
       if (const auto at = std::find(held_.rbegin(), held_.rend(), unit); at != held_.rend()) held_.erase(std::next(at).base());
   const auto written = units_of(touches, true);
@@ -136,7 +137,7 @@ void PagedParameters::fetch(int unit) {
     place_storage(*entries_[i].storage.unsafeGetStorageImpl(), block.get() + layout_.bytes_in_bucket(i), block);
   }
   u.block = std::move(block);
-  if (std::this_thread::get_id() == trainer_)
+  if (std::this_thread::get_id() == trainer_.load(std::memory_order_relaxed))
     fetch_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
