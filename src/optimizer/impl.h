@@ -115,6 +115,8 @@ struct ZeroOptimizer::Impl {
   // --- setup.cpp
   Facts facts() const;
   void start_over();
+  /// Collective: is it so on any rank?
+  bool anywhere(bool here) const;
   void make_parts();
   void check_not_paged() const;
   void follow();

@@ -277,10 +277,17 @@ void ZeroOptimizer::Impl::make_parts() {
   elementwise = make_elementwise_updater(kind, *inner, parameters);
 }
 
+bool ZeroOptimizer::Impl::anywhere(bool here) const {
+  const auto all = comm.exchange(here ? "1" : "0", "setting up");
+  return std::any_of(all.begin(), all.end(), [](const std::string& there) { return there == "1"; });
+}
+
 void ZeroOptimizer::Impl::set_up(const std::vector<char>& with_gradient) {
   if (paged) paged->pause();  // its thread looks at what is going to change
   const bool first = !was_set_up;
   const std::size_t known = parameters.size();
+  // Of any rank: one that owns nothing has none after a hundred steps, and has to decide like the others.
+  const bool stateful = !first && anywhere(!state->empty());
   std::string problem;
   try {
     if (first) {
@@ -295,7 +302,7 @@ void ZeroOptimizer::Impl::set_up(const std::vector<char>& with_gradient) {
       if (slot.space < 0 || layout->spaces()[slot.space].dtype == static_cast<int>(parameters[i].tensor.scalar_type()))
         continue;
       ZERO_CHECK(
-          state->empty(), parameters[i].name, " was converted to ", parameters[i].tensor.scalar_type(),
+          !stateful, parameters[i].name, " was converted to ", parameters[i].tensor.scalar_type(),
           " after the first step, but its optimizer state is of another type; convert the model before training, or make a "
           "new optimizer");
       converted = true;
@@ -315,7 +322,7 @@ void ZeroOptimizer::Impl::set_up(const std::vector<char>& with_gradient) {
     agree(comm, facts(), "the ranks don't have the same optimizer");
   } catch (const c10::Error&) {
     // Some ranks may have followed a change already. Without state all can begin again when it has been made good.
-    if (!first && state->empty()) start_over();
+    if (!first && !stateful) start_over();
     throw;
   }
 

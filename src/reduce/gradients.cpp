@@ -33,6 +33,10 @@ Gradients::Gradients(GradientContext context, Settings settings, Callbacks callb
 }
 
 Gradients::~Gradients() {
+  if (!over_) leave_pages();
+}
+
+void Gradients::leave_pages() {
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     if (!settings_.paged || !entries_[i].page.defined()) continue;
     auto* storage = entries_[i].page.storage().unsafeGetStorageImpl();
@@ -77,6 +81,7 @@ void Gradients::end_of_life() {
   // A page is of no use without us; of another type it would be in the way.
   for (std::size_t i = 0; i < entries_.size() && settings_.paged; ++i)
     if (is_ours(static_cast<int>(i), grad_of(static_cast<int>(i)))) grad_of(static_cast<int>(i)).reset();
+  leave_pages();
 }
 
 void Gradients::hold_back(bool on) {

@@ -135,6 +135,7 @@ class Gradients final : public GradientEvents,
   };
 
   bool is_ours(int parameter, const at::Tensor& grad) const;
+  void leave_pages();
   bool holds_average(int parameter) const;
   bool has_place(int parameter) const { return context_.layout.slot(parameter).space >= 0; }
   bool fits(int parameter, const at::Tensor& grad) const;

@@ -42,6 +42,32 @@ TEST_CASE("D12 the model is converted or loaded after construction") {
   });
 }
 
+TEST_CASE("D12 a conversion after the first step is refused by ranks that own nothing, too, and can be taken back") {
+  on_threads({2, 3}, [](const Communicator& comm) {
+    for (int stage : suite::stages()) {
+      const auto build = [] { return Params{at::full({3}, 0.5, at::kFloat).requires_grad_(true)}; };
+      const auto loss = [](const at::Tensor& p, int s, int rank) { return (p * (1.0 + s + rank)).square().sum(); };
+      Params plain_params = build(), params = build();  // so small that the first rank owns it all
+      auto plain = adamw(plain_params);
+      auto opt = zero::wrap(adamw(params), suite::options_for(comm, stage).names({"small"}));
+      const auto step = [&](int s) {
+        plain->zero_grad(), opt.zero_grad();
+        for (int r = 0; r < comm.size(); ++r) (loss(plain_params[0], s, r) / comm.size()).backward();
+        loss(params[0], s, comm.rank()).backward();
+        plain->step(), opt.step();
+      };
+      step(0);
+      const auto before = params[0].detach().clone();
+      params[0].set_data(before.to(at::kDouble)), params[0].mutable_grad().reset();
+      expect_error({"'small'", "after the first step"}, [&] { loss(params[0], 1, comm.rank()).backward(); opt.step(); });
+      params[0].set_data(before.clone()), params[0].mutable_grad().reset();
+      step(1), step(2);
+      expect_close(params, plain_params, "after a conversion that was taken back", 1e-6);
+      expect_equal_on_ranks(comm, params);
+    }
+  });
+}
+
 TEST_CASE("D12 a conversion that one rank forgets is named, and can be made good") {
   on_threads({2, 3}, [](const Communicator& comm) {
     for (int stage : suite::stages()) {
