@@ -53,7 +53,7 @@ case $sanitize in
     # What is about threads; with --full every test whose ranks are threads.
     selection=(-L '^(unit|dist)$')
     if ((full)); then
-      target=zero_sanitizer_tests selection+=(-E '^test_kernels')  # numbers, for a quarter of an hour
+      target=zero_sanitizer_tests selection+=(-E '^test_kernels')  # OpenMP's barriers aren't seen
     else
       selection+=(-R '^test_(layout|comm|pager|paging|trace|residency|mapped|paged_gradients)')
     fi
