@@ -59,7 +59,10 @@ TEST_CASE("D12 a conversion after the first step is refused by ranks that own no
       step(0);
       const auto before = params[0].detach().clone();
       params[0].set_data(before.to(at::kDouble)), params[0].mutable_grad().reset();
-      expect_error({"'small'", "after the first step"}, [&] { loss(params[0], 1, comm.rank()).backward(); opt.step(); });
+      expect_error({"'small'", "after the first step"}, [&] {
+        loss(params[0], 1, comm.rank()).backward();
+        opt.step();
+      });
       params[0].set_data(before.clone()), params[0].mutable_grad().reset();
       step(1), step(2);
       expect_close(params, plain_params, "after a conversion that was taken back", 1e-6);
