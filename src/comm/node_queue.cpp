@@ -24,8 +24,8 @@ std::int64_t NodeQueue::begin(Call call, const at::Tensor& input, const at::Tens
   const std::int64_t ticket = begun();
   call.number = ticket;
   impl_.guarded([&] {
+    team_.set_current(call);  // first: a failure is met in this call, not in the one before
     team_.check_failures();
-    team_.set_current(call);
     const std::int64_t bytes = call.bytes() * impl_.size();
     auto window = impl_.find_window(call, input.const_data_ptr(), bytes);
     ZERO_CHECK(window != nullptr || bytes == 0, team_.here(), ": input is not inside a Buffer of this communicator");

@@ -3,6 +3,9 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <stdexcept>
+
+#include <ATen/ops/empty.h>
 
 #include "comm/room.h"
 #include "comm/team.h"
@@ -238,6 +241,29 @@ TEST_CASE("a rank that did its part and then failed or left doesn't fail who sti
   // One of the looks is the bad moment: while it spins, and at each place of the first look around after that.
   for (const bool leaves : {false, true})
     for (int moment = 1; moment <= 64; ++moment) CHECK_NOTHROW(wait_for_one_that(leaves, moment));
+}
+
+TEST_CASE("a failure that is there before a queued operation is met in that one, not in the call before") {
+  std::string message;
+  const auto ranks = [&] {
+    zero::run_ranks(2, [&](const zero::Communicator& comm) {
+      const auto queue = comm.open_queue("q");
+      const auto buffer = comm.allocate(128, "b");
+      comm.barrier("the call before");
+      if (comm.rank() == 1) throw std::runtime_error("no more data");
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      try {
+        (void)queue.begin(at::from_blob(buffer.data(), {32}, at::kFloat), at::empty({16}, at::kFloat), 1, "the next one");
+      } catch (const c10::Error& error) {
+        message = error.msg();
+        throw;
+      }
+    });
+  };
+  CHECK_THROWS(ranks());
+  INFO(message);
+  CHECK(message.find("the next one") != std::string::npos);
+  CHECK(message.find("no more data") != std::string::npos);
 }
 
 TEST_CASE("room is what the smallest limit leaves") {
