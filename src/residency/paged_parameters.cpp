@@ -70,24 +70,21 @@ void PagedParameters::place_shards(std::size_t s) {
   const bool maps = least > 0 && !settings_.debug && !gathers_.defined();  // debugging poisons what is released
   const auto page = static_cast<std::int64_t>(sysconf(_SC_PAGESIZE));
   std::int64_t end = 0;
+  std::vector<int> mappable;
   for (std::size_t b = 0; b < space.buckets.size(); ++b) {
     const int unit = layout_.unit(static_cast<int>(s), static_cast<int>(b));
     const auto slice = layout_.shard_bytes(unit);
-    auto& u = units_[unit];
-    u.copied = !maps || slice < least || slice % page != 0;
-    if (!u.copied) end = (end + page - 1) / page * page;
-    u.offset = end;
+    if (maps && slice >= least && slice % page == 0) {
+      end = (end + page - 1) / page * page;
+      mappable.push_back(unit);
+    }
+    units_[unit].offset = end;
     end += slice;
   }
   shards_.push_back(comm_.allocate(end, "shards of the parameters of group " + std::to_string(space.group),
-                                   maps ? Backing::file : Backing::memory));
-  for (std::size_t b = 0; b < space.buckets.size(); ++b) {
-    const int unit = layout_.unit(static_cast<int>(s), static_cast<int>(b));
-    auto& u = units_[unit];
-    if (u.copied) continue;
-    u.view = SideBySide::map(*shards_[s].impl(), u.offset, layout_.shard_bytes(unit));
-    u.copied = u.view == nullptr;
-  }
+                                   mappable.empty() ? Backing::memory : Backing::file));
+  for (const int unit : mappable)
+    units_[unit].view = SideBySide::map(*shards_[s].impl(), units_[unit].offset, layout_.shard_bytes(unit));
 }
 
 bool PagedParameters::moved(int parameter) const {

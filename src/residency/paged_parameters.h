@@ -120,15 +120,14 @@ class PagedParameters final : public ParameterStore,
   std::vector<Touch> paged_of(const std::vector<int>& parameters, Access access) const;
   /// A bucket on this rank.
   struct Unit {
-    std::int64_t offset = 0;  ///< of its shard, in every rank's Buffer of the space
-    std::shared_ptr<SideBySide> view;
-    bool copied = true;         ///< false: the view is what operators see
-    bool own_pages = false;     ///< of the view: some may have been written
-    UnitMemory::Block block{};  ///< while it is resident
+    std::int64_t offset = 0;           ///< of its shard, in every rank's Buffer of the space
+    std::shared_ptr<SideBySide> view;  ///< null: is copied when it is fetched
+    bool own_pages = false;            ///< of the view: some may have been written
+    UnitMemory::Block block{};         ///< while it is resident
   };
   void begin(const std::vector<Touch>& touches, const std::string& op, bool may_exceed);
   void place_shards(std::size_t space);
-  void own_pages(const std::vector<int>& units) noexcept;
+  void mark_own_pages(const std::vector<int>& units) noexcept;
   char* shard_of(int unit, int member) const;
   void check_together(const std::string& label);
   void log_fault(const std::vector<Touch>& touches, const std::string& op) const;

@@ -27,13 +27,13 @@ void PagedParameters::hold(const std::vector<int>& parameters) {
 
 void PagedParameters::unhold(const std::vector<int>& parameters, bool written) noexcept {
   const auto touches = paged_of(parameters, written ? Access::writes : Access::reads);
-  own_pages(units_of(touches));  // a raw pointer may have been used for anything
+  mark_own_pages(units_of(touches));  // a raw pointer may have been used for anything
   end(touches);
 }
 
-void PagedParameters::own_pages(const std::vector<int>& units) noexcept {
+void PagedParameters::mark_own_pages(const std::vector<int>& units) noexcept {
   for (const int unit : units)
-    if (!units_[unit].copied) units_[unit].own_pages = true;
+    if (units_[unit].view) units_[unit].own_pages = true;
 }
 
 void PagedParameters::begin(const std::vector<Touch>& touches, const std::string& op) { begin(touches, op, false); }
@@ -78,7 +78,7 @@ void PagedParameters::end(const std::vector<Touch>& touches) noexcept {
     for (const int unit : units)  // guards needn't end in the order in which they began
       if (const auto at = std::find(held_.rbegin(), held_.rend(), unit); at != held_.rend()) held_.erase(std::next(at).base());
   const auto written = units_of(touches, true);
-  own_pages(written);
+  mark_own_pages(written);
   pager_.unpin(units, written);
 }
 
@@ -115,7 +115,7 @@ void PagedParameters::fetch(int unit) {
   auto& u = units_[unit];
   const auto slice = layout_.shard_bytes(unit), whole = bytes(unit);
   UnitMemory::Block block;
-  if (!u.copied) {
+  if (u.view) {
     block = UnitMemory::Block(u.view, u.view->data());
   } else {
     block = memory_.take(whole, pager_.budget());
@@ -144,7 +144,7 @@ void PagedParameters::fetch(int unit) {
 std::int64_t PagedParameters::mapped_bytes() const {
   std::int64_t sum = 0;
   for (int unit = 0; unit < layout_.units(); ++unit)
-    if (!units_[unit].copied) sum += bytes(unit);
+    if (units_[unit].view) sum += bytes(unit);
   return sum;
 }
 

@@ -107,15 +107,18 @@ TEST_CASE("S3 mapped buckets: an edit is the rank's own until the fence, then ea
     const at::NoGradGuard no_grad;
     for (int s = 0; s < 3; ++s) {
       const auto before = params[0].clone();
+      const auto buffers = opt.memory().buffers;
       comm.barrier();
       params[0].fill_(10.0 * s + 1.0 + comm.rank());
       comm.barrier();  // all have written
+      expect(opt.memory().buffers >= buffers + 800000, "the pages of an edit aren't counted");
       expect(at::equal(params[0], at::full_like(before, 10.0 * s + 1.0 + comm.rank())), "another rank's edit is seen");
       for (const auto& shard : opt.local_shards())
         expect(at::equal(shard.values, before.narrow(0, shard.begin, shard.values.numel())), "an edit reached the shard early");
       comm.barrier();
       params[0].mutable_grad() = at::zeros({100000}, at::kDouble);
       opt.step();
+      expect(opt.memory().buffers <= buffers, "the pages of an edit are still counted");
       expect_equal_on_ranks(comm, params);
       for (const auto& shard : opt.local_shards())
         expect(at::equal(shard.values, at::full_like(shard.values, 10.0 * s + 1.0 + comm.rank())), "my slice is what I wrote");

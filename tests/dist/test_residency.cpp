@@ -65,6 +65,7 @@ TEST_CASE("S3 a chain within the least budget: what goes, what is sent, and what
             const auto fetches = report.faults + report.prefetch_hits;
             expect(fetches == kLayers + std::max(0, kLayers - 1 - buckets), "fetched ", fetches, " buckets");
             if (!prefetch) expect(report.prefetch_hits == 0, "hits without a thread");
+            if (!prefetch) expect(report.seconds_gather > 0, "the trainer has gathered in no time");
           }
         }
         expect(limited.explain().find("gathers " + std::to_string(kLayers + std::max(0, kLayers - 1 - buckets)) + " times") !=
