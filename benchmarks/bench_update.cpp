@@ -82,8 +82,9 @@ struct Problem {
     args.weight_decay = kWeightDecay;
     args.decoupled = true;
     args.step = ++steps;
-    zero::kernels::adam({p.data_ptr(), DType::f32}, {grad.data_ptr(), dtype}, {m.data_ptr(), DType::f32},
-                        {v.data_ptr(), DType::f32}, {}, n, args, threads);
+    zero::kernels::adam(
+        {{p.data_ptr(), DType::f32}, {grad.data_ptr(), dtype}, {m.data_ptr(), DType::f32}, {v.data_ptr(), DType::f32}}, n, args,
+        threads);
   }
 
   void fused() {

@@ -1,6 +1,5 @@
 // Conversions between the 16-bit float types and float, for blocks of elements: the loops of one instruction set include this
-// (isa_table.inc). The software path and F16C give the same bits: nearest even, NaN kept (and made quiet, with the payload bits
-// that fit), subnormals right even when the processor flushes them in arithmetic.
+// (isa_table.inc). The software path (float16.h) and F16C give the same bits.
 //
 // Everything is static or in an anonymous namespace: each instruction set has its own copy.
 #pragma once
@@ -12,65 +11,11 @@
 #include <immintrin.h>
 #endif
 
+#include "float16.h"
 #include "kernels.h"
 
 namespace zero::kernels {
 namespace {
-
-/// Storage types with a type of their own, so that loops can be templates over them.
-struct Half {
-  std::uint16_t bits;
-};
-struct BFloat16 {
-  std::uint16_t bits;
-};
-
-inline std::uint32_t bits_of(float x) {
-  std::uint32_t u;
-  __builtin_memcpy(&u, &x, sizeof u);
-  return u;
-}
-
-inline float float_of(std::uint32_t u) {
-  float x;
-  __builtin_memcpy(&x, &u, sizeof x);
-  return x;
-}
-
-inline float widen(Half h) {
-  const std::uint32_t sign = static_cast<std::uint32_t>(h.bits & 0x8000u) << 16;
-  const std::uint32_t magnitude = static_cast<std::uint32_t>(h.bits & 0x7fffu) << 13;
-  // A subnormal is mantissa * 2^-24, and one unit in the last place of 0.5f is 2^-24.
-  const std::uint32_t subnormal = bits_of(float_of(0x3f000000u | (magnitude >> 13)) - 0.5f);
-  const std::uint32_t normal = magnitude + (112u << 23);
-  const std::uint32_t quiet = magnitude > 0x0f800000u ? 0x00400000u : 0u;
-  const std::uint32_t special = (magnitude + (224u << 23)) | quiet;
-  std::uint32_t u = magnitude < 0x00800000u ? subnormal : normal;
-  u = magnitude >= 0x0f800000u ? special : u;
-  return float_of(sign | u);
-}
-
-inline Half narrow_to_half(float x) {
-  const std::uint32_t u = bits_of(x);
-  const std::uint32_t magnitude = u & 0x7fffffffu;
-  // Adding 0.5f rounds to a multiple of 2^-24, which is a half's subnormal spacing.
-  const std::uint32_t subnormal = bits_of(float_of(magnitude) + 0.5f) - 0x3f000000u;
-  // A carry out of the mantissa moves the exponent up, and 65520 and above to infinity, as it should.
-  const std::uint32_t normal = (magnitude - (112u << 23) + 0x0fffu + ((magnitude >> 13) & 1u)) >> 13;
-  const std::uint32_t special = magnitude > 0x7f800000u ? 0x7e00u | ((magnitude >> 13) & 0x03ffu) : 0x7c00u;
-  std::uint32_t h = magnitude < 0x38800000u ? subnormal : normal;
-  h = magnitude >= 0x47800000u ? special : h;
-  return {static_cast<std::uint16_t>(h | ((u >> 16) & 0x8000u))};
-}
-
-inline float widen(BFloat16 b) { return float_of(static_cast<std::uint32_t>(b.bits) << 16); }
-
-inline BFloat16 narrow_to_bfloat16(float x) {
-  const std::uint32_t u = bits_of(x);
-  const std::uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-  const std::uint32_t nan = (u >> 16) | 0x40u;
-  return {static_cast<std::uint16_t>((u & 0x7fffffffu) > 0x7f800000u ? nan : rounded)};
-}
 
 /// 32 bytes of T: the unit of the loops that need conversions. (GCC's and Clang's vector types: every target has them.)
 using Floats = float __attribute__((vector_size(32)));
@@ -133,14 +78,6 @@ inline void store_vector(BFloat16* to, Floats v) {
   for (int k = 0; k < 8; ++k) to[k] = narrow_to_bfloat16(v[k]);
 }
 #endif
-
-/// One element in the wide type, and back.
-inline float widen(float x) { return x; }
-inline double widen(double x) { return x; }
-inline void narrow(Half* to, float x) { *to = narrow_to_half(x); }
-inline void narrow(BFloat16* to, float x) { *to = narrow_to_bfloat16(x); }
-inline void narrow(float* to, float x) { *to = x; }
-inline void narrow(double* to, double x) { *to = x; }
 
 /// to[i] = from[i], rounded to nearest where it has to be. The blocks don't overlap.
 template <class E>

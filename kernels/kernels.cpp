@@ -21,6 +21,16 @@ void require(bool ok, const char* what) {
   if (!ok) throw std::invalid_argument(what);
 }
 
+void require_state(Span param, Span state, const char* what) {
+  require(param.dtype == DType::f64 ? state.dtype == DType::f64 : state.dtype == DType::f32 || state.dtype == DType::bf16,
+          what);
+}
+
+void require_master(Span param, Span master) {
+  require(master.data == nullptr || (master.dtype == DType::f32 && size_of(param.dtype) == 2),
+          "a master is f32, of a 16-bit parameter");
+}
+
 /// Calls body(begin, end) for ranges that cover [0, n), cut at multiples of kBlock, on up to `threads` threads.
 template <class Body>
 void for_ranges(std::int64_t n, int threads, const Body& body) {
@@ -83,32 +93,25 @@ void run_sum(SumArgs a) {
 
 }  // namespace
 
-void adam(Span param, Span grad, Span exp_avg, Span exp_avg_sq, Span max_exp_avg_sq, std::int64_t n, const AdamArgs& args,
-          int threads) {
-  require(exp_avg.dtype == DType::f32 || exp_avg.dtype == DType::f64, "adam: exp_avg is neither f32 nor f64");
-  require(exp_avg_sq.dtype == exp_avg.dtype, "adam: exp_avg and exp_avg_sq differ in type");
-  require(max_exp_avg_sq.data == nullptr || max_exp_avg_sq.dtype == exp_avg.dtype,
+void adam(const AdamSpans& spans, std::int64_t n, const AdamArgs& args, int threads) {
+  require_state(spans.param, spans.exp_avg, "adam: moments are f32 or bf16, and f64 exactly where the parameters are");
+  require(spans.exp_avg_sq.dtype == spans.exp_avg.dtype, "adam: exp_avg and exp_avg_sq differ in type");
+  require(spans.max_exp_avg_sq.data == nullptr || spans.max_exp_avg_sq.dtype == spans.exp_avg.dtype,
           "adam: exp_avg and max_exp_avg_sq differ in type");
-  require((param.dtype == DType::f64) == (exp_avg.dtype == DType::f64),
-          "adam: f64 parameters go with f64 state, others with f32");
+  require_master(spans.param, spans.master);
   const Table& t = table();
-  for_ranges(n, threads, [&](std::int64_t begin, std::int64_t end) {
-    t.adam({param, grad, exp_avg, exp_avg_sq, max_exp_avg_sq, begin, end}, args);
-  });
+  for_ranges(n, threads, [&](std::int64_t begin, std::int64_t end) { t.adam({spans, begin, end}, args); });
 }
 
-void sgd(Span param, Span grad, Span momentum_buffer, std::int64_t n, const SgdArgs& args, int threads) {
+void sgd(const SgdSpans& spans, std::int64_t n, const SgdArgs& args, int threads) {
   if (args.momentum != 0) {
-    require(momentum_buffer.data != nullptr || n == 0, "sgd: momentum without a momentum buffer");
-    require(momentum_buffer.dtype == DType::f32 || momentum_buffer.dtype == DType::f64,
-            "sgd: the momentum buffer is neither f32 nor f64");
-    require((param.dtype == DType::f64) == (momentum_buffer.dtype == DType::f64),
-            "sgd: f64 parameters go with an f64 momentum buffer, others with f32");
+    require(spans.momentum_buffer.data != nullptr || n == 0, "sgd: momentum without a momentum buffer");
+    require_state(spans.param, spans.momentum_buffer,
+                  "sgd: the momentum buffer is f32 or bf16, and f64 exactly where the parameters are");
   }
+  require_master(spans.param, spans.master);
   const Table& t = table();
-  for_ranges(n, threads, [&](std::int64_t begin, std::int64_t end) {
-    t.sgd({param, grad, momentum_buffer, begin, end}, args);
-  });
+  for_ranges(n, threads, [&](std::int64_t begin, std::int64_t end) { t.sgd({spans, begin, end}, args); });
 }
 
 NormResult squared_norm(Span values, std::int64_t n, int threads) {

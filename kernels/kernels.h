@@ -38,21 +38,36 @@ struct SgdArgs {
   double grad_scale = 1;
 };
 
-/// One fused pass of Adam/AdamW over n elements, in place. The result equals torch::optim's formulas evaluated in the state's
-/// type (f32: float arithmetic, f64: double), rounded once to the parameter's type.
-///
-/// @param param      f32 | f64 | f16 | bf16, read and written
-/// @param grad       any type, read only
-/// @param exp_avg, exp_avg_sq  both f32, or both f64 (f64 exactly when param is f64)
-/// @param max_exp_avg_sq  amsgrad's running maximum, same type as exp_avg_sq; data == nullptr: no amsgrad
+/// The memory that one pass of Adam or AdamW works on: n elements each.
+struct AdamSpans {
+  Span param;  ///< f32 | f64 | f16 | bf16, read and written
+  Span grad;   ///< any type, read only
+  /// Moments: f32 or bf16, both alike; f64 exactly when param is f64.
+  Span exp_avg, exp_avg_sq;
+  Span max_exp_avg_sq{};  ///< amsgrad's running maximum, of the moments' type; data == nullptr: no amsgrad
+  /// The f32 value that a 16-bit parameter is the rounding of, read and written; data == nullptr: none, the step starts from the
+  /// parameter. Where the parameter isn't the rounding of its master, somebody has edited it: the step starts from the edited value
+  /// (so a master may begin as zeros).
+  Span master{};
+};
+
+/// One fused pass of Adam/AdamW, in place. The result equals torch::optim's formulas evaluated in float (f64: double), rounded
+/// once to the types that are written.
 /// @param threads    how many threads may work on it (1: the caller alone)
 ///
-/// Moves 28 bytes per element for f32 everything (read p, g, m, v; write p, m, v).
-void adam(Span param, Span grad, Span exp_avg, Span exp_avg_sq, Span max_exp_avg_sq, std::int64_t n, const AdamArgs& args,
-          int threads);
+/// Moves 28 bytes per element for f32 everything (read p, g, m, v; write p, m, v), 30 for 16-bit parameters and gradients with f32
+/// masters and moments.
+void adam(const AdamSpans& spans, std::int64_t n, const AdamArgs& args, int threads);
 
-/// One fused pass of SGD over n elements, in place. momentum_buffer.data may be null when args.momentum == 0.
-void sgd(Span param, Span grad, Span momentum_buffer, std::int64_t n, const SgdArgs& args, int threads);
+/// The same for SGD.
+struct SgdSpans {
+  Span param, grad;
+  Span momentum_buffer{};  ///< may be null when args.momentum == 0; f32 or bf16, f64 exactly when param is f64
+  Span master{};           ///< as in AdamSpans
+};
+
+/// One fused pass of SGD over n elements, in place.
+void sgd(const SgdSpans& spans, std::int64_t n, const SgdArgs& args, int threads);
 
 /// What one pass over gradients finds out.
 struct NormResult {

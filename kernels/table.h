@@ -13,13 +13,13 @@ constexpr std::int64_t kBlock = 4096;
 
 /// What adam() is called with, cut to one thread's range.
 struct AdamRange {
-  Span param, grad, exp_avg, exp_avg_sq, max_exp_avg_sq;
+  AdamSpans spans;
   std::int64_t begin = 0, end = 0;
 };
 
 /// The same for sgd().
 struct SgdRange {
-  Span param, grad, momentum_buffer;
+  SgdSpans spans;
   std::int64_t begin = 0, end = 0;
 };
 

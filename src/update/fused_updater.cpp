@@ -148,7 +148,7 @@ class FusedUpdater : public Updater {
         kernels::SgdArgs args;
         args.lr = o.lr(), args.momentum = o.momentum(), args.dampening = o.dampening(), args.weight_decay = o.weight_decay();
         args.nesterov = o.nesterov(), args.first = run.starts, args.grad_scale = factor;
-        kernels::sgd(span(run.param, run.dtype), span(run.grad, run.dtype), span(run.first, run.dtype), run.numel, args,
+        kernels::sgd({span(run.param, run.dtype), span(run.grad, run.dtype), span(run.first, run.dtype)}, run.numel, args,
                      threads);
       }
     }
@@ -160,8 +160,9 @@ class FusedUpdater : public Updater {
     args.lr = o.lr(), args.beta1 = std::get<0>(o.betas()), args.beta2 = std::get<1>(o.betas());
     args.eps = o.eps(), args.weight_decay = o.weight_decay(), args.decoupled = decoupled;
     args.step = run.step, args.grad_scale = factor;
-    kernels::adam(span(run.param, run.dtype), span(run.grad, run.dtype), span(run.first, run.dtype),
-                  span(run.second, run.dtype), span(run.third, run.dtype), run.numel, args, threads);
+    kernels::adam({span(run.param, run.dtype), span(run.grad, run.dtype), span(run.first, run.dtype),
+                   span(run.second, run.dtype), span(run.third, run.dtype)},
+                  run.numel, args, threads);
   }
 
   WrappedClass kind_;

@@ -114,7 +114,7 @@ TEST_CASE("a NaN stays a NaN when it is narrowed, whatever its payload", "[kerne
         Buffer p(t, std::vector<double>(n, 1.0));
         SgdArgs a;
         a.lr = 1;
-        sgd(p.span(), {grad.data(), DType::f32}, {}, static_cast<std::int64_t>(n), a, 1);
+        sgd({p.span(), {grad.data(), DType::f32}}, static_cast<std::int64_t>(n), a, 1);
         for (std::size_t i = 0; i < n; ++i) CHECK(std::isnan(p.get(i)));
       }
     }
@@ -140,7 +140,7 @@ TEST_CASE("adam in double follows the formulas to 1e-12 over many steps", "[kern
             a.step = step;
             // Gradients that shrink make amsgrad's maximum differ from v.
             Buffer g(DType::f64, random_values(n, 100 + static_cast<unsigned>(step), -2.0 / step, 2.0 / step));
-            adam(p.span(), g.span(), m.span(), v.span(), amsgrad ? w.span() : Span{}, n, a, 1);
+            adam({p.span(), g.span(), m.span(), v.span(), amsgrad ? w.span() : Span{}}, n, a, 1);
             for (std::size_t i = 0; i < n; ++i) reference_adam(expected[i], g.get(i), a, amsgrad);
           }
           for (std::size_t i = 0; i < n; ++i) {
@@ -174,7 +174,7 @@ TEST_CASE("adam takes every combination of parameter and gradient type", "[kerne
           reference_adam(expected[i], round_to(g.get(i), st), a, false);
         }
         const std::string g_before = g.bits();
-        adam(p.span(), g.span(), m.span(), v.span(), {}, n, a, 2);
+        adam({p.span(), g.span(), m.span(), v.span(), {}}, n, a, 2);
         CHECK(g.bits() == g_before);
         CHECK(p.surroundings_untouched());
         double worst_p = 0, worst_m = 0, worst_v = 0;
@@ -210,7 +210,7 @@ TEST_CASE("adam without weight decay leaves an infinite parameter alone; NaN gra
           w(DType::f32, {0, 0, kNan});
       AdamArgs a;
       a.decoupled = decoupled;
-      adam(p.span(), g.span(), m.span(), v.span(), w.span(), 3, a, 1);
+      adam({p.span(), g.span(), m.span(), v.span(), w.span()}, 3, a, 1);
       CHECK(p.get(0) == kInf);
       CHECK(std::isnan(p.get(1)));
       CHECK(std::isnan(w.get(1)));
@@ -246,7 +246,7 @@ TEST_CASE("sgd follows the formulas in every variant and type", "[kernels]") {
               expected_buffer[i] = a.first ? 0 : buffer.get(i);
               reference_sgd(expected[i], expected_buffer[i], round_to(g.get(i), st), a);
             }
-            sgd(p.span(), g.span(), a.momentum != 0 ? buffer.span() : Span{}, n, a, 1 + step);
+            sgd({p.span(), g.span(), a.momentum != 0 ? buffer.span() : Span{}}, n, a, 1 + step);
             for (std::size_t i = 0; i < n; ++i) {
               const double unit = std::max(spacing(static_cast<double>(expected[i]), pt), spacing(1.0, st));
               worst = std::max(worst, static_cast<double>(std::fabs(Real(p.get(i)) - expected[i])) / unit);
@@ -289,11 +289,11 @@ TEST_CASE("updates have the same bits at every set, thread count, size and offse
         };
         Buffer p(pt, first(p0), offset), g(gt, first(g0), (offset * 7) % 18), m(st, first(m0), (offset * 5) % 18),
             v(st, first(v0), (offset * 3) % 18), w(st, std::vector<double>(n, 0.7), offset);
-        adam(p.span(), g.span(), m.span(), v.span(), amsgrad ? w.span() : Span{}, static_cast<std::int64_t>(n), a, threads);
+        adam({p.span(), g.span(), m.span(), v.span(), amsgrad ? w.span() : Span{}}, static_cast<std::int64_t>(n), a, threads);
         std::vector<std::string> bits = {p.bits(), m.bits(), v.bits()};
         bool untouched = p.surroundings_untouched() && g.surroundings_untouched() && m.surroundings_untouched() &&
                          v.surroundings_untouched();
-        sgd(p.span(), g.span(), m.span(), static_cast<std::int64_t>(n), s, threads);
+        sgd({p.span(), g.span(), m.span()}, static_cast<std::int64_t>(n), s, threads);
         bits.push_back(p.bits());
         bits.push_back(m.bits());
         CHECK((untouched && p.surroundings_untouched() && m.surroundings_untouched()));
