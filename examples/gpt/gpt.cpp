@@ -22,6 +22,17 @@
 #include "train.h"
 
 namespace gpt {
+namespace {
+
+/// Small gradients vanish in float16: losses are multiplied, and the step divides again.
+std::optional<zero::LossScaler> make_scaler(const Settings& settings, zero::ZeroOptimizer& optimizer) {
+  if (settings.loss_scale == "none") return std::nullopt;
+  if (settings.loss_scale == "torch") return zero::LossScaler(optimizer, zero::LossScalerOptions::torch());
+  if (settings.loss_scale == "deepspeed") return zero::LossScaler(optimizer, zero::LossScalerOptions::deepspeed());
+  return zero::LossScaler(optimizer, zero::LossScalerOptions::fixed(std::stod(settings.loss_scale)));
+}
+
+}  // namespace
 
 Run train(const Settings& settings, const std::string& text, const zero::Communicator& comm) {
   Recorder recorder(settings, comm);
@@ -29,6 +40,7 @@ Run train(const Settings& settings, const std::string& text, const zero::Communi
   std::optional<zero::DeferredInit> deferred;
   if (settings.deferred_init) deferred.emplace();
   auto model = std::make_shared<Model>(size);
+  model->to(type_named(settings.dtype));
   const Batches batches(text, size.context, settings.seed);
 
   // The one change: the optimizer is wrapped, with the ranks it works on.
@@ -40,6 +52,7 @@ Run train(const Settings& settings, const std::string& text, const zero::Communi
                                                                     .module(*model));
 
   deferred.reset();
+  const auto scaler = make_scaler(settings, optimizer);
 
   double loss = 0;
   do {
@@ -50,7 +63,7 @@ Run train(const Settings& settings, const std::string& text, const zero::Communi
       const auto [inputs, targets] =
           batches.get({recorder.step(), micro, settings.accumulate, comm.rank(), comm.size()}, settings.micro_batch);
       const auto micro_loss = model->forward(inputs, targets) / static_cast<double>(settings.accumulate);
-      micro_loss.backward();
+      (scaler ? scaler->scale(micro_loss) : micro_loss).backward();
       loss += micro_loss.item<double>();
     }
     if (settings.clip > 0) zero::clip_grad_norm_(optimizer, settings.clip);

@@ -61,6 +61,13 @@ const Size& size_named(const std::string& name) {
   TORCH_CHECK(false, "there is no model '", name, "': choose tiny, small, medium or wide");
 }
 
+at::ScalarType type_named(const std::string& name) {
+  if (name == "float32") return at::kFloat;
+  if (name == "bfloat16") return at::kBFloat16;
+  TORCH_CHECK(name == "float16", "there is no type '", name, "': choose float32, bfloat16 or float16");
+  return at::kHalf;
+}
+
 Block::Block(std::int64_t width, std::int64_t heads) : heads_(heads) {
   const std::int64_t d = width;
   ln1_w_ = register_parameter("ln1_w", at::empty({d}));
@@ -111,7 +118,8 @@ at::Tensor Model::logits(const at::Tensor& tokens) {
 }
 
 at::Tensor Model::forward(const at::Tensor& tokens, const at::Tensor& targets) {
-  return at::cross_entropy_loss(logits(tokens).view({-1, kVocabulary}), targets.reshape({-1}));
+  // In float32 whatever the model is in: a loss of 16 bits says little.
+  return at::cross_entropy_loss(logits(tokens).view({-1, kVocabulary}).to(at::kFloat), targets.reshape({-1}));
 }
 
 std::int64_t Model::parameter_count() const {

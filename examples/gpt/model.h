@@ -23,6 +23,9 @@ const std::vector<Size>& sizes();
 /// @throws c10::Error naming the sizes there are
 const Size& size_named(const std::string& name);
 
+/// float32, bfloat16 or float16. @throws c10::Error for another name
+at::ScalarType type_named(const std::string& name);
+
 /// Attention and MLP, each with its layer norm before and a residual connection around it.
 class Block : public torch::nn::Module {
  public:
@@ -40,9 +43,9 @@ class Model : public torch::nn::Module {
   /// With its initial weights.
   explicit Model(const Size& size);
 
-  /// tokens: (batch, time ≤ context) int64 → (batch, time, 256) float32.
+  /// tokens: (batch, time ≤ context) int64 → (batch, time, 256), in the type of the weights.
   at::Tensor logits(const at::Tensor& tokens);
-  /// Mean cross entropy, natural logarithm, over all positions; `targets` is shaped as `tokens`.
+  /// Mean cross entropy, natural logarithm, over all positions, in float32; `targets` is shaped as `tokens`.
   at::Tensor forward(const at::Tensor& tokens, const at::Tensor& targets);
 
   const Size& size() const { return size_; }

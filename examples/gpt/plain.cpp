@@ -25,11 +25,13 @@ Run train_plain(const Settings& settings, const std::string& text) {
   Recorder recorder(settings, zero::make_self_communicator());
   const Size& size = size_named(settings.model);
   auto model = std::make_shared<Model>(size);
+  model->to(type_named(settings.dtype));
   const Batches batches(text, size.context, settings.seed);
   auto optimizer = make_optimizer(settings, model->parameters());
 
   zero::Memory kept;
-  kept.parameters = kept.gradients = 4 * model->parameter_count();
+  kept.parameters = kept.gradients =
+      static_cast<std::int64_t>(c10::elementSize(type_named(settings.dtype))) * model->parameter_count();
   double loss = 0;
   do {
     recorder.begin_step();

@@ -26,6 +26,7 @@ Recorder::Recorder(const Settings& settings, const zero::Communicator& comm)
   touch_library_code();
   m_.model = settings.model;
   m_.optimizer = settings.optimizer;
+  m_.dtype = settings.dtype;
   m_.stage = settings.plain ? -1 : settings.stage;
   m_.world_size = comm.size();
   m_.tokens_per_step = settings.micro_batch * settings.accumulate * size_named(settings.model).context * comm.size();
@@ -51,6 +52,8 @@ bool Recorder::end_step(double loss, const zero::StepReport& report) {
   const auto now = Clock::now();
   m_.seconds.push_back(std::chrono::duration<double>(now - step_start_).count());
   m_.bytes_sent_per_step = report.bytes_sent;
+  m_.skipped_steps += report.number > 0 && !report.applied ? 1 : 0;
+  m_.loss_scale = report.loss_scale;
   m_.paging.faults = report.faults;
   m_.paging.prefetch_hits = report.prefetch_hits;
   m_.paging.late_prefetch_seconds = report.late_prefetch_seconds;

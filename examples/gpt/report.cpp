@@ -42,6 +42,7 @@ nlohmann::ordered_json to_json(const Measurements& m) {
   };
   return {{"model", m.model},
           {"optimizer", m.optimizer},
+          {"dtype", m.dtype},
           {"stage", m.stage < 0 ? nlohmann::ordered_json("plain") : nlohmann::ordered_json(m.stage)},
           {"world_size", m.world_size},
           {"parameter_count", m.parameter_count},
@@ -64,6 +65,8 @@ nlohmann::ordered_json to_json(const Measurements& m) {
           {"pss_growth_bytes", m.pss_growth_bytes},
           {"text_sha256", m.text_sha256},
           {"text_bytes", m.text_bytes},
+          {"skipped_steps", m.skipped_steps},
+          {"loss_scale", m.loss_scale},
           {"losses", m.losses},
           {"seconds", m.seconds}};
 }
@@ -147,6 +150,8 @@ void print_summary(const Measurements& m) {
               m.losses.front(), m.losses.back(), with_commas(m.tokens_per_second()).c_str(),
               mebibytes(static_cast<double>(m.kept.total())).c_str(),
               with_commas(static_cast<double>(m.bytes_sent_per_step)).c_str());
+  if (m.loss_scale != 1 || m.skipped_steps > 0)
+    std::printf("loss scale %g, %lld steps skipped\n", m.loss_scale, static_cast<long long>(m.skipped_steps));
 }
 
 void print_stage_table(const std::vector<Measurements>& stages) {
@@ -158,11 +163,13 @@ void print_stage_table(const std::vector<Measurements>& stages) {
   std::printf("  %-6s %-9s %11s %11s %11s %11s %11s\n", "stage", "", "parameters", "gradients", "state", "buffers", "total");
   for (const auto& m : stages) {
     const std::string name = std::to_string(m.stage);
-    // Bytes per parameter in float32: 4 for itself, 4 for its gradient, 8 for Adam's two moments, 4 for SGD's momentum.
-    const double state = (m.optimizer == "sgd" ? 4 : 8) * psi / (m.stage >= 1 ? ranks : 1);
+    // Bytes per parameter in float32: 4 for itself, 4 for its gradient, 8 for Adam's two moments, 4 for SGD's momentum. In 16 bits:
+    // 2, 2, the same, and 4 for its master.
+    const double own = m.dtype == "float32" ? 4 : 2, master = m.dtype == "float32" ? 0 : 4;
+    const double state = (m.optimizer == "sgd" ? 4 + master : 8 + master) * psi / (m.stage >= 1 ? ranks : 1);
     print_memory_row(name.c_str(), "measured", m.kept);
     print_memory_row("", "planned", m.plan);
-    print_memory_row("", "formula", 4 * psi / (m.stage >= 3 ? ranks : 1), 4 * psi / (m.stage >= 2 ? ranks : 1), state, 0);
+    print_memory_row("", "formula", own * psi / (m.stage >= 3 ? ranks : 1), own * psi / (m.stage >= 2 ? ranks : 1), state, 0);
     std::printf("  %-6s %-9s %59.2f\n", "", "counted", static_cast<double>(m.counted_bytes) / 0x1p20);
   }
   std::printf(

@@ -12,12 +12,14 @@ namespace gpt {
 
 /// What train() measures. Bytes are the largest of all ranks.
 struct Measurements {
-  std::string model, optimizer;
+  std::string model, optimizer, dtype;
   int stage = 0;  ///< -1: without zero
   int world_size = 1;
   std::int64_t parameter_count = 0, padded_count = 0;
   std::int64_t tokens_per_step = 0;      ///< of all ranks together
   std::vector<double> losses;            ///< mean over ranks and micro-batches, before the update
+  std::int64_t skipped_steps = 0;        ///< that overflowed
+  double loss_scale = 1;                 ///< of the last step
   std::vector<double> seconds;           ///< per step, the slowest rank
   std::int64_t bytes_sent_per_step = 0;  ///< by one rank, in the last step
   zero::StepReport paging;               ///< stage 3, of the last step; the peak is of all

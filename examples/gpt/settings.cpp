@@ -19,6 +19,13 @@ std::optional<Settings> parse(int argc, char** argv, bool speaks) {
                                "0: everything on every rank; 1: optimizer state sharded; 2: and gradients; 3: and parameters")
                     ->check(CLI::IsMember({0, 1, 2, 3}))
                     ->capture_default_str();
+  app.add_option("--dtype", s.dtype, "Type of parameters and arithmetic; 16-bit ones have float32 masters in the optimizer")
+      ->check(CLI::IsMember({"float32", "bfloat16", "float16"}))
+      ->capture_default_str();
+  app.add_option(
+         "--loss-scale", s.loss_scale,
+         "torch or deepspeed: dynamic, by their rules; a number: fixed; none. Default: torch for float16, none otherwise")
+      ->check(CLI::IsMember({"torch", "deepspeed", "none"}) | CLI::PositiveNumber);
   app.add_option("--optimizer", s.optimizer, "Class in torch::optim")
       ->check(CLI::IsMember({"adamw", "adam", "sgd"}))
       ->capture_default_str();
@@ -55,6 +62,8 @@ std::optional<Settings> parse(int argc, char** argv, bool speaks) {
   try {
     app.parse(argc, argv);
     if (s.quickstart && s.plain) throw CLI::ValidationError("--plain", "can't be combined with --quickstart");
+    if (s.plain && s.dtype == "float16")
+      throw CLI::ValidationError("--dtype float16", "needs a loss scale, which --plain has not");
     if (s.text.empty() && !s.info && s.write_weights.empty()) throw CLI::RequiredError("--text");
   } catch (const CLI::CallForHelp&) {
     if (speaks) std::cout << app.help();
@@ -62,6 +71,7 @@ std::optional<Settings> parse(int argc, char** argv, bool speaks) {
   } catch (const CLI::ParseError& e) {
     throw std::runtime_error(std::string(e.what()) + " (--help lists the options)");
   }
+  if (s.loss_scale.empty()) s.loss_scale = s.dtype == "float16" ? "torch" : "none";
   if (s.quickstart) {
     if (steps->count() == 0 && s.seconds == 0) s.seconds = 120;
     if (micro_batch->count() == 0) s.micro_batch = 8;

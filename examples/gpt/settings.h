@@ -12,6 +12,8 @@ struct Settings {
   std::vector<std::string> text;
   std::string model = "small";
   int stage = 1;
+  std::string dtype = "float32";
+  std::string loss_scale;  ///< torch, deepspeed, none or a number
   std::string optimizer = "adamw";
   std::int64_t steps = 20;
   double seconds = 0;  ///< stop after this long instead of after `steps`; 0: no

@@ -28,6 +28,7 @@ struct ZERO_API LocalShard {
   int group = 0;           ///< of options
   std::int64_t begin = 0;  ///< the first of its elements here, in the order in which they lie in memory
   at::Tensor values;       ///< 1-D, over the memory where this rank keeps them
+  at::Tensor master;  ///< the float32 values that `values` are the roundings of (to read), from the first step on; or undefined
 };
 
 /// Partitions a torch::optim optimizer over the ranks of a communicator.

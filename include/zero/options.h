@@ -46,6 +46,27 @@ class ZERO_API Options {
     stage_ = s;
     return *this;
   }
+  /// Float16 and bfloat16 parameters have float32 masters, which this rank's part of the optimizer updates; the parameter is the
+  /// master's rounding. Default: they have. Without masters an update smaller than half a unit in the parameter's last place is
+  /// lost, which for float16 with Adam is refused unless `force`. Others have none in any case.
+  Options& master_weights(bool on, bool force = false) {
+    master_weights_ = on;
+    force_masters_off_ = !on && force;
+    return *this;
+  }
+  /// In which type the gradients of 16-bit parameters are kept, accumulated and sent: at::kFloat, or their own (default; sums
+  /// over ranks are made in float32 in any case, and rounded once). p.grad() is of this type.
+  Options& reduce_dtype(at::ScalarType type) {
+    reduce_dtype_ = type;
+    return *this;
+  }
+  /// Type of the optimizer's state in the fused classes (Adam, AdamW, SGD): at::kFloat (default) or at::kBFloat16, which
+  /// halves it. Bfloat16 has 8 bits: exp_avg_sq stops following where a step changes it by less than 1/256, with beta2 = 0.999 nearly
+  /// everywhere; choose beta2 ≤ 0.95. Double parameters have double state.
+  Options& state_dtype(at::ScalarType type) {
+    state_dtype_ = type;
+    return *this;
+  }
   /// Bytes of gradients (in the parameters' own type) that are reduced and updated together; a larger parameter has a bucket of
   /// its own. Default 25 MiB.
   Options& bucket_bytes(std::int64_t bytes) {
@@ -145,6 +166,10 @@ class ZERO_API Options {
   std::int64_t bucket_bytes() const { return bucket_bytes_; }
   Reduction reduction() const { return reduction_; }
   double divisor() const { return divisor_; }
+  std::optional<bool> master_weights() const { return master_weights_; }
+  bool force_masters_off() const { return force_masters_off_; }
+  std::optional<at::ScalarType> reduce_dtype() const { return reduce_dtype_; }
+  at::ScalarType state_dtype() const { return state_dtype_; }
   std::int64_t gathered_gradient_bytes() const { return gathered_gradient_bytes_; }
   std::int64_t memory_budget() const { return memory_budget_; }
   bool exceed_budget() const { return exceed_budget_; }
@@ -166,6 +191,10 @@ class ZERO_API Options {
   std::int64_t bucket_bytes_ = std::int64_t{25} << 20;
   Reduction reduction_ = Reduction::kMean;
   double divisor_ = 0;
+  std::optional<bool> master_weights_;
+  bool force_masters_off_ = false;
+  std::optional<at::ScalarType> reduce_dtype_;
+  at::ScalarType state_dtype_ = at::kFloat;
   std::int64_t gathered_gradient_bytes_ = std::int64_t{50} << 20;
   std::int64_t memory_budget_ = 0;
   bool exceed_budget_ = false;

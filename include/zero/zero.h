@@ -5,6 +5,7 @@
 #include "zero/deferred_init.h"
 #include "zero/gather.h"
 #include "zero/join.h"
+#include "zero/loss_scaler.h"
 #include "zero/no_sync.h"
 #include "zero/optimizer.h"
 #include "zero/options.h"

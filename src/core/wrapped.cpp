@@ -171,6 +171,10 @@ int state_tensors_per_element(WrappedClass kind, const OptimizerOptions& options
   return 0;
 }
 
+bool is_initial(WrappedClass kind, OptimizerParamState& state) {
+  return kind == WrappedClass::kAdagrad && static_cast<AdagradParamState&>(state).step() == 0;
+}
+
 std::unique_ptr<OptimizerParamState> initial_state(WrappedClass kind, const OptimizerOptions& options,
                                                    const at::Tensor& parameter) {
   if (kind != WrappedClass::kAdagrad) return nullptr;

@@ -33,6 +33,9 @@ void for_each_state_tensor(WrappedClass kind, torch::optim::OptimizerParamState&
 /// How many such tensors a parameter has under these options. A user's own class is not known: 0.
 int state_tensors_per_element(WrappedClass kind, const torch::optim::OptimizerOptions& options);
 
+/// Has the state been made by the class's constructor, and no step yet?
+bool is_initial(WrappedClass kind, torch::optim::OptimizerParamState& state);
+
 /// The state that a class makes in its constructor rather than in its first step (Adagrad's accumulator), else null.
 std::unique_ptr<torch::optim::OptimizerParamState> initial_state(WrappedClass kind,
                                                                  const torch::optim::OptimizerOptions& options,

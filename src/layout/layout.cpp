@@ -76,6 +76,12 @@ void Layout::close(Space& space) const {
   space.size = bucket.begin + bucket.shard * ranks_;
 }
 
+Layout Layout::in_types(const std::function<std::pair<int, int>(int, int)>& type_of) const {
+  Layout out = *this;
+  for (auto& space : out.spaces_) std::tie(space.dtype, space.itemsize) = type_of(space.dtype, space.itemsize);
+  return out;
+}
+
 int Layout::units() const {
   return spaces_.empty() ? 0 : spaces_.back().first_unit + static_cast<int>(spaces_.back().buckets.size());
 }

@@ -11,7 +11,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace zero {
@@ -75,6 +77,9 @@ class Layout {
   /// appearance. Earlier parameters keep theirs, so that state that exists stays where it is.
   /// @param parameters the index of each spec's parameter, in which slot() and Segment speak of it; new to this layout
   void append(const std::vector<ParameterSpec>& specs, const std::vector<int>& parameters);
+
+  /// The same places for elements of other types: `type_of` gives (dtype, itemsize) for a space's own.
+  Layout in_types(const std::function<std::pair<int, int>(int dtype, int itemsize)>& type_of) const;
 
   int ranks() const { return ranks_; }
   const std::vector<Space>& spaces() const { return spaces_; }

@@ -3,6 +3,9 @@
 
 #include "core/check.h"
 #include "optimizer/impl.h"
+#include "precision/loss_scaling.h"
+
+#include <ATen/ops/tensor.h>
 
 namespace zero {
 namespace {
@@ -24,7 +27,46 @@ class Lent {
   torch::optim::Optimizer& inner_;
 };
 
+// What the wrapped class knows nothing of lies beside its own entries, where plain torch::optim doesn't look.
+constexpr const char* kExtras = "zero";
+
 }  // namespace
+
+void ZeroOptimizer::Impl::save_extras(torch::serialize::OutputArchive& archive) const {
+  torch::serialize::OutputArchive ours;
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    if (const auto* master = masters.find(static_cast<int>(i)))
+      ours.write("master" + std::to_string(i), *master, /*is_buffer=*/true);
+  if (scaling) {
+    const auto& s = scaling->state;
+    const double numbers[] = {s.scale, static_cast<double>(s.clean), static_cast<double>(s.tolerated),
+                              static_cast<double>(s.skipped_in_a_row)};
+    ours.write("loss_scale", at::tensor(at::ArrayRef<double>(numbers), at::kDouble), /*is_buffer=*/true);
+  }
+  archive.write(kExtras, ours);
+}
+
+void ZeroOptimizer::Impl::load_extras(torch::serialize::InputArchive& archive) {
+  masters.forget_all();  // a plain archive: the parameters' values count
+  torch::serialize::InputArchive ours;
+  if (!archive.try_read(kExtras, ours)) return;
+  for (std::size_t k = 0; k < parameters.size(); ++k) {
+    const int i = static_cast<int>(k);
+    at::Tensor whole;
+    if (!ours.try_read("master" + std::to_string(k), whole, /*is_buffer=*/true)) continue;
+    ZERO_CHECK(whole.numel() == parameters[k].tensor.numel(), "loading an optimizer: the master weights of ",
+               parameters[k].name, " have ", whole.numel(), " elements in the archive; the parameter has ",
+               parameters[k].tensor.numel());
+    const auto mine = held_of(i);
+    if (mine.numel > 0 && precision.has_master(parameters[k].tensor.scalar_type()))
+      masters.set(i, cut(whole, parameters[k], mine.in_parameter, mine.numel));
+  }
+  at::Tensor numbers;
+  if (!scaling || !ours.try_read("loss_scale", numbers, /*is_buffer=*/true)) return;
+  const auto* x = numbers.const_data_ptr<double>();
+  auto& s = scaling->state;
+  s = {x[0], static_cast<std::int64_t>(x[1]), static_cast<std::int32_t>(x[2]), static_cast<std::int32_t>(x[3])};
+}
 
 void ZeroOptimizer::save(torch::serialize::OutputArchive& archive) const {
   auto& impl = *impl_;
@@ -41,6 +83,7 @@ void ZeroOptimizer::save(torch::serialize::OutputArchive& archive) const {
     throw;
   }
   std::swap(impl.inner->state(), state);
+  impl.save_extras(archive);
 }
 
 void ZeroOptimizer::load(torch::serialize::InputArchive& archive) {
@@ -55,6 +98,7 @@ void ZeroOptimizer::load(torch::serialize::InputArchive& archive) {
   if (impl.attached()) {
     state_.clear();
     impl.take_state();
+    impl.load_extras(archive);
   }
 }
 

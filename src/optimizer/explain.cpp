@@ -35,17 +35,19 @@ std::string ZeroOptimizer::Impl::explain() const {
   std::ostringstream out;
   const auto n = comm.size();
   const auto whole = layout->padded_bytes(), part = whole / n * (n - 1);
+  const auto gradient_part = gradient_layout->padded_bytes() / n * (n - 1);
   out << "stage " << static_cast<int>(options.stage()) << ", " << n << (n == 1 ? " rank" : " ranks") << ": "
       << parameters.size() << " parameters in " << layout->units() << " buckets, " << mib(whole) << " with padding";
   if (n == 1) {
     out << "\nnothing is sent";
     return out.str();
   }
-  out << "\ngradients: each rank sends " << mib(part) << " per backward"
+  out << "\ngradients: each rank sends " << mib(gradient_part) << " per backward"
       << (options.stage() < Stage::kGradients ? " that is averaged" : "");
   if (!paged) {
     out << (options.stage() == Stage::kReplicated ? "\naverages: each rank sends " : "\nparameters: each rank sends ")
-        << mib(part) << " per step, " << (options.stage() == Stage::kReplicated ? "before the update" : "after the update");
+        << mib(options.stage() == Stage::kReplicated ? gradient_part : part) << " per step, "
+        << (options.stage() == Stage::kReplicated ? "before the update" : "after the update");
     return out.str();
   }
   out << "\nparameters: " << mib(whole / n) << " here; whole at a time at most " << mib(paged->budget()) << " (memory_budget)";

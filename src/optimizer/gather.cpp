@@ -125,6 +125,7 @@ std::vector<LocalShard> ZeroOptimizer::Impl::local_shards() const {
         shard.begin = segment.in_parameter;
         shard.values = tensor_over(residents->memory(static_cast<int>(s), static_cast<int>(b), segment), residents,
                                    {segment.numel}, {1}, dtype);
+        if (const auto* master = masters.find(segment.parameter)) shard.master = storage_order(*master);
         out.push_back(std::move(shard));
       }
     }

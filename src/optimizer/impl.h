@@ -15,6 +15,8 @@
 #include "core/wrapped.h"
 #include "layout/layout.h"
 #include "optimizer/meeting.h"
+#include "precision/master_weights.h"
+#include "precision/precision.h"
 #include "reduce/gradients.h"
 #include "reduce/reducer.h"
 #include "residency/paged_parameters.h"
@@ -23,6 +25,8 @@
 #include "zero/optimizer.h"
 
 namespace zero {
+
+struct LossScaling;
 
 struct ZeroOptimizer::Impl {
   Impl(std::unique_ptr<torch::optim::Optimizer> inner, const Options& options);
@@ -37,10 +41,15 @@ struct ZeroOptimizer::Impl {
   /// Takes what the wrapped object's state has for our parameters, and keeps this rank's part.
   void take_state();
 
+  // --- archive.cpp
+  void save_extras(torch::serialize::OutputArchive& archive) const;
+  void load_extras(torch::serialize::InputArchive& archive);
+
   // --- step.cpp
   void step();
   double norm();
   double clip(double max_norm);
+  void use_loss_scaling(std::shared_ptr<LossScaling> made);
 
   // --- backward.cpp
   /// Collective. Every p.grad() becomes an ordinary, resident tensor until the end of the step.
@@ -90,19 +99,24 @@ struct ZeroOptimizer::Impl {
   std::unordered_map<const void*, std::string> names;  ///< by TensorImpl, from Options::module
   std::vector<at::Tensor> module_buffers;
 
-  std::vector<Parameter> parameters;  ///< indices never change
-  std::unique_ptr<Layout> layout;     ///< null: not attached yet
-  Division division;                  ///< of sums over ranks
+  std::vector<Parameter> parameters;        ///< indices never change
+  std::unique_ptr<Layout> layout;           ///< null: not attached yet
+  std::unique_ptr<Layout> gradient_layout;  ///< the same places, in the types of gradients
+  Division division;                        ///< of sums over ranks
   std::unique_ptr<GradientContext> context;
   std::shared_ptr<Gradients> gradients;
   std::unique_ptr<Reducer> reducer;
   std::shared_ptr<ParameterStore> residents;
   std::shared_ptr<PagedParameters> paged;  ///< the same at stage 3, null otherwise
+  const Precision precision;
+  MasterWeights masters;
   std::unique_ptr<Updater> fused, elementwise;
+  std::shared_ptr<LossScaling> scaling;  ///< null: losses aren't scaled
 
   StepReport report;   ///< of the last step
   StepReport pending;  ///< of the step that is being made: what clip_grad_norm_ has done already
   double clip_factor = 1;
+  double unscale = 1;    ///< by which gradients have to be multiplied, in the call that is being made, since losses were scaled
   double kept_norm = 0;  ///< of the kept averages, before clip_factor
   int kept_nonfinite = -1;
   double weight = 0;     ///< since the last step, see add_weight()
@@ -155,6 +169,13 @@ struct ZeroOptimizer::Impl {
   double clip_entered(double max_norm);
   void step_entered();
   void reduce_for_norm();
+  bool skips_nonfinite() const { return options.skip_nonfinite() || scaling; }
+  bool suspicious() const;
+
+  // --- overflow.cpp
+  void refuse_nonfinite();
+  void end_loss_scaling();
+  void forget_replaced_masters();
   bool bucket_present(int space, int bucket) const;
   std::vector<Piece> pieces(int space, int bucket, const at::Tensor& average) const;
   void update_bucketwise();

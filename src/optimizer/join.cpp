@@ -7,6 +7,7 @@
 
 #include "core/check.h"
 #include "optimizer/impl.h"
+#include "precision/loss_scaling.h"
 
 namespace zero {
 
@@ -34,6 +35,7 @@ void ZeroOptimizer::Impl::shadow() {
       continue;
     }
     if (call != Call::kRead) gradients->follow(others);
+    if (scaling && first->header.unscaled) scaling->unscale();
     if (call == Call::kBackward) {
       ++backwards;
       agreed(all);

@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "optimizer/impl.h"
+#include "precision/loss_scaling.h"
 
 namespace zero {
 
@@ -94,6 +95,8 @@ Header ZeroOptimizer::Impl::call_of(Call call) const {
   header.backwards = backwards;
   header.weight = weight;
   if (gradients) header.edited = gradients->edited();
+  header.scaled = scaling && scaling->scaled;
+  header.unscaled = scaling && scaling->unscaled;
   return header;
 }
 
@@ -130,6 +133,8 @@ void ZeroOptimizer::Impl::check(const std::vector<Message>& all) const {
       ZERO_FAIL("the ranks are at different calls: rank ", first, " is in ", where(a), "; rank ", r, " is in ", where(b),
                 ". Every rank has to make the same calls of backward(), of operators on gradients and of step()");
     }
+    ZERO_CHECK(a.unscaled == b.unscaled, "before ", where(b), ": LossScaler::unscale() was called on rank ",
+               a.unscaled ? first : r, " and not on rank ", a.unscaled ? r : first);
     ZERO_CHECK(
         a.edited == b.edited, "before ", where(b), ": rank ", first, " and rank ", r,
         " have edited gradients in place differently. Every rank has to make the same edits, of the same gradients: each "
@@ -192,6 +197,7 @@ Message ZeroOptimizer::Impl::entry_message(const Header& call, Facts& options_no
     for (std::size_t g = 0; g < groups->size(); ++g)
       for (auto& fact : describe_options(kind, (*groups)[g].options(), "group " + std::to_string(g)))
         options_now.push_back(std::move(fact));
+    if (scaling) scaling->describe(options_now);
     mine.header.options_hash = hash_facts(options_now);
   } catch (const c10::Error& e) {
     mine.problem = e.what_without_backtrace();
@@ -231,6 +237,8 @@ bool ZeroOptimizer::Impl::entered(const std::vector<Message>& all, const Facts& 
     agree(comm, values, "parameters were replaced (to(), load) and now differ between ranks");
     if (paged) paged->leave_moved("step " + std::to_string(report.number + 1));
   }
+  unscale = scaling && !scaling->unscaled && any(&Header::scaled) ? 1 / scaling->state.scale : 1;
+  if (scaling && any(&Header::scaled)) scaling->scaled = true;
   const bool reuse = std::all_of(all.begin(), all.end(), [](const Message& m) { return m.header.unchanged != 0; });
   if (!reuse) {
     reducer->set_kept(false);

@@ -31,7 +31,9 @@ struct Header {
   std::int32_t unit = -1;      ///< kRead: which bucket is wanted
   std::int64_t step = 0;       ///< steps made
   std::int32_t backwards = 0;  ///< since
-  std::uint8_t needs_set_up = 0, moved = 0, unchanged = 0, unused = 0;
+  std::uint8_t needs_set_up = 0, moved = 0, unchanged = 0;
+  std::uint8_t scaled = 0;    ///< a loss was multiplied by the loss scale since the last step
+  std::uint8_t unscaled = 0;  ///< and gradients were divided by it
   std::uint64_t options_hash = 0;
   std::uint64_t which = 0;  ///< kGather: hash of the parameters' numbers
   std::uint64_t parameters = 0;

@@ -8,16 +8,20 @@
 #include "core/check.h"
 #include "optimizer/impl.h"
 #include "paging/page_table.h"
+#include "precision/loss_scaling.h"
 #include "residency/resident_parameters.h"
 
 namespace zero {
 
 ZeroOptimizer::Impl::Impl(std::unique_ptr<torch::optim::Optimizer> wrapped, const Options& user_options)
-    : options(user_options), inner(std::move(wrapped)) {
+    : options(user_options), inner(std::move(wrapped)), precision(user_options) {
   if (options.module() != nullptr) read_module(*options.module(), names, module_buffers);
 }
 
-ZeroOptimizer::Impl::~Impl() { disconnect(); }
+ZeroOptimizer::Impl::~Impl() {
+  disconnect();
+  if (scaling) scaling->multiply_gradients = nullptr;
+}
 
 double ZeroOptimizer::Impl::divisor() const {
   if (options.divisor() != 0) return options.divisor();
@@ -72,6 +76,11 @@ Facts ZeroOptimizer::Impl::facts() const {
   out.emplace_back("Options::stage", std::to_string(static_cast<int>(options.stage())));
   out.emplace_back("Options::bucket_bytes", std::to_string(options.bucket_bytes()));
   out.emplace_back("Options::mapped_shard_bytes", std::to_string(options.mapped_shard_bytes()));
+  out.emplace_back("Options::master_weights", !options.master_weights()   ? "not set"
+                                              : *options.master_weights() ? "true"
+                                                                          : "false");
+  out.emplace_back("Options::reduce_dtype", options.reduce_dtype() ? c10::toString(*options.reduce_dtype()) : "not set");
+  out.emplace_back("Options::state_dtype", c10::toString(options.state_dtype()));
   out.emplace_back("Options::reduction", std::to_string(static_cast<int>(options.reduction())));
   out.emplace_back("the divisor of gradients", std::to_string(divisor()));
   out.emplace_back("Options::gathered_gradient_bytes", std::to_string(options.gathered_gradient_bytes()));
@@ -158,6 +167,7 @@ void ZeroOptimizer::Impl::place(const std::vector<char>& with_gradient) {
     indices.push_back(static_cast<int>(i));
   }
   layout->append(specs, indices);
+  *gradient_layout = precision.gradient_layout(*layout);
 }
 
 void ZeroOptimizer::Impl::take_state() {
@@ -168,7 +178,10 @@ void ZeroOptimizer::Impl::take_state() {
     // A frozen parameter's waits for the day it learns (Adagrad makes accumulators for all when it is constructed).
     if (it == theirs.end() || layout->slot(static_cast<int>(i)).space < 0) continue;
     const auto mine = held_of(static_cast<int>(i));
-    if (mine.numel > 0 && it->second) {
+    // The constructor has rounded it to 16 bits: it is made anew in float32, with the master.
+    const bool rounded =
+        it->second && precision.has_master(parameters[i].tensor.scalar_type()) && is_initial(kind, *it->second);
+    if (mine.numel > 0 && it->second && !rounded) {
       cut_state(kind, *it->second, parameters[i], mine.in_parameter, mine.numel);
       (*state)[it->first] = std::move(it->second);
     }
@@ -233,6 +246,8 @@ void ZeroOptimizer::Impl::start_over() {
   if (residents) residents->leave_all();
   reducer.reset(), residents.reset(), paged.reset(), gradients.reset(), context.reset(), layout.reset(), fused.reset(),
       elementwise.reset();
+  gradient_layout.reset();
+  masters = MasterWeights();
   parameters.clear();
 }
 
@@ -240,7 +255,9 @@ void ZeroOptimizer::Impl::make_parts() {
   layout = std::make_unique<Layout>(comm.size(), options.bucket_bytes(), options.mapped_shard_bytes());
   division.by = divisor();
   division.late = weighted();
-  context = std::make_unique<GradientContext>(GradientContext{comm, parameters, *layout, division, report.number});
+  gradient_layout = std::make_unique<Layout>(precision.gradient_layout(*layout));
+  context =
+      std::make_unique<GradientContext>(GradientContext{comm, parameters, *gradient_layout, *layout, division, report.number});
   Gradients::Settings settings;
   settings.sharded = options.stage() >= Stage::kGradients && comm.size() > 1;
   settings.paged = averages();
@@ -273,8 +290,9 @@ void ZeroOptimizer::Impl::make_parts() {
   } else {
     residents = std::make_shared<ResidentParameters>(comm, parameters, *layout, !replicated());
   }
-  fused = make_fused_updater(kind, parameters);
-  elementwise = make_elementwise_updater(kind, *inner, parameters);
+  const UpdateContext update{kind, parameters, precision, masters};
+  fused = make_fused_updater(update);
+  elementwise = make_elementwise_updater(update, *inner);
 }
 
 bool ZeroOptimizer::Impl::anywhere(bool here) const {
@@ -295,6 +313,8 @@ void ZeroOptimizer::Impl::set_up(const std::vector<char>& with_gradient) {
       kind = classify(*inner);
       wrapped_name = class_name(*inner);
       check_wrappable(*inner, options.elementwise());
+      const auto wrong = precision_problem(options);
+      ZERO_CHECK(wrong.empty(), wrong);
     }
     bool converted = false;
     for (std::size_t i = 0; i < parameters.size() && layout != nullptr; ++i) {
@@ -309,6 +329,10 @@ void ZeroOptimizer::Impl::set_up(const std::vector<char>& with_gradient) {
     }
     if (converted) start_over();  // nothing has been learned yet
     follow();
+    for (const auto& p : parameters) {
+      const auto wrong = p.active ? precision.problem(kind, p.tensor.scalar_type()) : std::string();
+      ZERO_CHECK(wrong.empty(), p.name, ": ", wrong);
+    }
     check_not_paged();
     ZERO_CHECK(
         kind != WrappedClass::kOther || inner->state().empty() || replicated(), "a ", wrapped_name,

@@ -12,6 +12,7 @@
 #include "core/check.h"
 #include "kernels/kernels.h"
 #include "optimizer/impl.h"
+#include "precision/loss_scaling.h"
 
 namespace zero {
 namespace {
@@ -108,7 +109,7 @@ double ZeroOptimizer::Impl::norm() {
   enter(call_of(Call::kNorm));
   const Timed timed(pending.seconds_reduce);
   reduce_for_norm();
-  return kept_norm * clip_factor;
+  return kept_norm * clip_factor * unscale;
 }
 
 double ZeroOptimizer::Impl::clip(double max_norm) {
@@ -122,7 +123,7 @@ double ZeroOptimizer::Impl::clip(double max_norm) {
 double ZeroOptimizer::Impl::clip_entered(double max_norm) {
   const Timed timed(pending.seconds_reduce);
   reduce_for_norm();
-  const double before = kept_norm * clip_factor;
+  const double before = kept_norm * clip_factor * unscale;
   if (!pending.grad_norm) pending.grad_norm = before;  // the norm before the first of several clips
   // As LibTorch: a NaN norm makes every gradient NaN, an infinite one zero (and the infinite elements NaN).
   double factor = max_norm / (before + 1e-6);
@@ -135,6 +136,7 @@ double ZeroOptimizer::Impl::clip_entered(double max_norm) {
 std::vector<Piece> ZeroOptimizer::Impl::pieces(int space, int bucket, const at::Tensor& average) const {
   std::vector<Piece> out;
   const auto& s = layout->spaces()[space];
+  const auto grad_bytes = static_cast<std::int64_t>(average.element_size());
   for (const auto& segment : held(space, bucket)) {
     if (!present[segment.parameter]) continue;
     Piece piece;
@@ -145,7 +147,8 @@ std::vector<Piece> ZeroOptimizer::Impl::pieces(int space, int bucket, const at::
     piece.held = s.buckets[bucket].shard * (replicated() ? layout->ranks() : 1);
     piece.numel = segment.numel;
     piece.param = residents->memory(space, bucket, segment);
-    piece.grad = static_cast<char*>(average.data_ptr()) + segment.in_shard * s.itemsize;
+    piece.grad = static_cast<char*>(average.data_ptr()) + segment.in_shard * grad_bytes;
+    piece.grad_type = average.scalar_type();
     out.push_back(piece);
   }
   return out;
@@ -173,7 +176,7 @@ void ZeroOptimizer::Impl::update_bucketwise() {
       {
         const Timed timed(pending.seconds_update);
         residents->before_update(s, b);
-        fused->update(pieces(s, b, average), *groups, *state, clip_factor, threads());
+        fused->update(pieces(s, b, average), *groups, *state, clip_factor * unscale, threads());
       }
       finish_bucket(s, b);
     }
@@ -201,7 +204,7 @@ void ZeroOptimizer::Impl::update_at_once() {
   if (buckets.empty()) return;
   {
     const Timed timed(pending.seconds_update);
-    elementwise->update(everything, *groups, *state, clip_factor, threads());
+    elementwise->update(everything, *groups, *state, clip_factor * unscale, threads());
   }
   for (const auto& [s, b] : buckets) finish_bucket(s, b);
 }
@@ -220,22 +223,24 @@ void ZeroOptimizer::Impl::step_entered() {
   {
     const Counted counted(comm, pending);
     const auto step = "step " + std::to_string(report.number + 1);
-    if (options.skip_nonfinite() || options.record_grad_norm()) {
+    if (skips_nonfinite() || options.record_grad_norm()) {
       const Timed timed(pending.seconds_reduce);
       reduce_for_norm();
     }
     if (reducer->keeps()) {
-      if (!pending.grad_norm) pending.grad_norm = kept_norm * clip_factor;
+      if (!pending.grad_norm) pending.grad_norm = kept_norm * clip_factor * unscale;
       if (kept_nonfinite >= 0) pending.first_nonfinite = parameters[kept_nonfinite].name;
     }
     pending.clip_factor = clip_factor;
-    pending.applied = !(options.skip_nonfinite() && kept_nonfinite >= 0 && reducer->keeps());
+    pending.loss_scale = scaling && scaling->scaled ? scaling->state.scale : 1;
+    pending.applied = !(skips_nonfinite() && kept_nonfinite >= 0 && reducer->keeps());
+    forget_replaced_masters();
     residents->begin_update(step);
     if (pending.applied) {
       update_bucketwise();
       update_at_once();
     } else {
-      pending.reason = "the averaged gradient of " + pending.first_nonfinite + " is not finite";
+      refuse_nonfinite();
     }
     residents->end_update(step, pending);
     reducer->set_kept(false);
@@ -248,6 +253,7 @@ void ZeroOptimizer::Impl::step_entered() {
   pending.number = report.number + 1;
   report = pending;
   pending = StepReport{};
+  end_loss_scaling();
 }
 
 }  // namespace zero

@@ -203,8 +203,9 @@ void BucketStream::start(int unit) {
   const auto input =
       tensor_over(buffer.memory.data_ptr(), nullptr, {output.numel() * context_.layout.ranks()}, {1}, output.scalar_type());
   if (any) output = at::empty({output.numel()}, output.options());
-  buffer.ticket = queue_.begin(input, output, context_.division.late ? 1 : context_.division.by,
-                               context_.label("reducing gradients,", unit));
+  buffer.ticket = queue_.begin(
+      input, output, context_.division.late ? context_.early(context_.layout.place(unit).space) : context_.division.by,
+      context_.label("reducing gradients,", unit));
   under_way_.push_back({unit, buffer.ticket, any ? output : at::Tensor(), std::move(onto)});
   filling = Filling{};
   started_[unit] = 1;

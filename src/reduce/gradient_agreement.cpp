@@ -138,6 +138,7 @@ void Gradients::collect(const GradientAgreement& agreed) {
                context_.parameters[k].name, ": it was assigned on one rank, and is what backward brought on another");
     if (grad.defined() && !is_ours(i, grad)) {
       leave_to_holders(i);
+      look_at(i, grad);
       store_->add(i, grad.detach(), false);
     } else if (!grad.defined()) {
       store_->add_nothing(i);

@@ -4,6 +4,14 @@
 
 namespace zero {
 
+double GradientContext::early(int space) const {
+  const auto type = dtype(space);
+  if (!division.late || (type != at::kHalf && type != at::kBFloat16)) return 1;
+  double power = 1;
+  while (power < comm.size()) power *= 2;
+  return power;
+}
+
 void* GradientContext::in_bucket(void* bucket_memory, int parameter) const {
   return static_cast<char*>(bucket_memory) + layout.bytes_in_bucket(parameter);
 }

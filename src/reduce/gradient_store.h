@@ -27,11 +27,16 @@ struct Division {
 struct GradientContext {
   Communicator comm;
   const std::vector<Parameter>& parameters;
-  const Layout& layout;
+  const Layout& layout;     ///< of gradients: the parameters' places, in the types in which gradients are kept and sent
+  const Layout& own_types;  ///< the same places in the parameters' own types, as registered
   const Division& division;
   const std::int64_t& steps;  ///< made so far
 
+  /// What a sum that is divided late is divided by at once, so that 16-bit sums don't overflow: a power of two, which rounds nothing.
+  double early(int space) const;
   at::ScalarType dtype(int space) const { return static_cast<at::ScalarType>(layout.spaces()[space].dtype); }
+  /// In which type backward brings a gradient.
+  at::ScalarType arrives_as(int space) const { return static_cast<at::ScalarType>(own_types.spaces()[space].dtype); }
   /// The parameter's gradient, given where its bucket begins.
   void* in_bucket(void* bucket_memory, int parameter) const;
   /// As a tensor of the parameter's shape, in the layout's order of elements.

@@ -1,6 +1,8 @@
 #include "reduce/gradients.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/all.h>
+#include <ATen/ops/isfinite.h>
 
 #include <algorithm>
 #include <limits>
@@ -101,8 +103,10 @@ bool Gradients::holds_average(int parameter) const {
 
 bool Gradients::fits(int parameter, const at::Tensor& grad) const {
   const auto& p = context_.parameters[parameter];
+  const int space = context_.layout.slot(parameter).space;
+  const auto type = grad.scalar_type();
   return grad.layout() == at::kStrided && grad.device() == p.tensor.device() && grad.sizes() == p.tensor.sizes() &&
-         grad.scalar_type() == context_.dtype(context_.layout.slot(parameter).space);
+         (type == context_.dtype(space) || (type == p.tensor.scalar_type() && type == context_.arrives_as(space)));
 }
 
 std::string Gradients::how_to(int parameter) const {
@@ -239,7 +243,8 @@ void Gradients::arrived(int parameter, const at::Tensor& tensor) {
     if (entry.deferred.defined()) {
       entry.deferred.add_(grad);
     } else {
-      entry.deferred = entry.foreign ? grad.clone() : grad;
+      const auto type = context_.dtype(context_.layout.slot(parameter).space);
+      entry.deferred = grad.scalar_type() != type ? grad.to(type) : entry.foreign ? grad.clone() : grad;
     }
     if (!entry.onto) leave_to_holders(parameter);
   } else {
@@ -258,7 +263,12 @@ void Gradients::take(int parameter, at::Tensor gradient) {
     onto = entry.told_onto;
   }
   if (!onto) leave_to_holders(parameter);
+  look_at(parameter, gradient);
   store_->add(parameter, gradient, onto);
+}
+
+void Gradients::look_at(int parameter, const at::Tensor& gradient) {
+  if (looking_ && first_nonfinite_ < 0 && !gradient.isfinite().all().item<bool>()) first_nonfinite_ = parameter;
 }
 
 void Gradients::backward_ended(bool nested) {
@@ -322,6 +332,13 @@ void Gradients::multiply_later(double factor) {
       entries_[k].marked_version = static_cast<std::uint32_t>(grad._version());
     }
   }
+}
+
+void Gradients::multiply(double factor) {
+  multiply_later(factor);
+  if (settings_.paged) return;  // a page looks at what is pending when it is read
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < entries_.size(); ++i) apply_factor(static_cast<int>(i));
 }
 
 std::int64_t Gradients::bytes() const {

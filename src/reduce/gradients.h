@@ -101,6 +101,12 @@ class Gradients final : public GradientEvents,
 
   /// Clipping: every gradient counts as multiplied by this from now on. It reaches memory only when somebody builds upon it.
   void multiply_later(double factor);
+  /// The same for whoever reads p.grad(), ordinary tensors included.
+  void multiply(double factor);
+
+  /// From now on (until the next call) this rank's own gradients are looked at as they come: which is the first that isn't finite?
+  void look_for_nonfinite(bool on) { looking_ = on, first_nonfinite_ = -1; }
+  int first_nonfinite() const { return first_nonfinite_; }  ///< -1: none, or not looked for
 
   /// Collective. All gradients resident until release(): raw pointers to them are valid, and written values count.
   void gather_all();
@@ -141,6 +147,7 @@ class Gradients final : public GradientEvents,
   bool fits(int parameter, const at::Tensor& grad) const;
   void expect_end();
   void take(int parameter, at::Tensor gradient);
+  void look_at(int parameter, const at::Tensor& gradient);
   void show(int parameter);
   void make_page(int parameter);
   void leave_to_holders(int parameter);
@@ -179,6 +186,8 @@ class Gradients final : public GradientEvents,
   std::vector<int> held_;       ///< units that gather_all() holds
   int seen_backward_ = -1;
   bool all_deferred_ = true;  ///< of what has arrived since the last agreement
+  bool looking_ = false;
+  int first_nonfinite_ = -1;
   bool unfinished_ = false, aborted_ = false, deferring_ = false, no_edits_ = false, over_ = false;
   std::uint64_t edits_ = 0, marked_edits_ = 0, edited_ = 0;
 };

@@ -36,7 +36,7 @@ void ShardStore::divide(int unit) {
   auto& u = units_[unit];
   if (u.divided) return;
   u.divided = true;
-  u.by = context_.division.by;
+  u.by = context_.division.by / context_.early(context_.layout.place(unit).space);
   if (u.by != 1) raw(unit).div_(u.by);
 }
 

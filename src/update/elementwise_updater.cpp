@@ -11,8 +11,7 @@ namespace {
 
 class ElementwiseUpdater : public Updater {
  public:
-  ElementwiseUpdater(WrappedClass kind, torch::optim::Optimizer& inner, const std::vector<Parameter>& parameters)
-      : kind_(kind), inner_(inner), parameters_(parameters) {}
+  ElementwiseUpdater(const UpdateContext& context, torch::optim::Optimizer& inner) : context_(context), inner_(inner) {}
 
   // One call is one step of the user's class, which may count its own.
   bool wants_everything() const override { return true; }
@@ -27,17 +26,19 @@ class ElementwiseUpdater : public Updater {
     }
     std::vector<std::pair<void*, void*>> moved;  // our key, inner's key
     for (const auto& piece : pieces) {
-      const auto& parameter = parameters_[piece.parameter];
+      const auto& parameter = context_.parameters[piece.parameter];
       auto& stand_in = stand_in_for(piece, parameter);
-      stand_in.mutable_grad() = piece_tensor(piece, parameter, piece.grad, nullptr, parameter.tensor.scalar_type());
-      if (factor != 1)
-        stand_in.mutable_grad() = stand_in.grad().mul(factor);  // never in place: it may be the rank's own gradient
+      auto gradient = piece_tensor(piece, parameter, piece.grad, nullptr, piece.grad_type).to(stand_in.scalar_type());
+      if (factor != 1) gradient = gradient.mul(factor);  // never in place: it may be the rank's own gradient
+      stand_in.mutable_grad() = std::move(gradient);
       inner_groups[parameter.group].params().push_back(stand_in);
       void* ours = parameter.tensor.unsafeGetTensorImpl();
       void* theirs = stand_in.unsafeGetTensorImpl();
       if (auto it = state.find(ours); it != state.end()) {
+        if (it->second)  // made or loaded in the parameter's type
+          for_each_state_tensor(context_.kind, *it->second, [&](at::Tensor& s) { s = s.to(stand_in.scalar_type()); });
         inner_.state()[theirs] = std::move(it->second);
-      } else if (auto fresh = initial_state(kind_, groups[parameter.group].options(), stand_in)) {
+      } else if (auto fresh = initial_state(context_.kind, groups[parameter.group].options(), stand_in)) {
         inner_.state()[theirs] = std::move(fresh);
       }
       moved.emplace_back(ours, theirs);
@@ -59,54 +60,61 @@ class ElementwiseUpdater : public Updater {
       }
     } restore{moved, inner_.state(), state, stand_ins_};
     inner_.step();
+    for (const auto& piece : pieces) {
+      const auto& parameter = context_.parameters[piece.parameter];
+      if (context_.precision.has_master(parameter.tensor.scalar_type()))
+        MasterWeights::round(parameter_piece(piece, parameter), context_.masters.of(piece, parameter));
+    }
   }
 
  private:
+  static at::Tensor parameter_piece(const Piece& piece, const Parameter& parameter) {
+    return piece_tensor(piece, parameter, piece.param, nullptr, parameter.tensor.scalar_type());
+  }
+
+  // What the wrapped optimizer updates: the master where there is one.
+  at::Tensor updated(const Piece& piece, const Parameter& parameter) {
+    if (!context_.precision.has_master(parameter.tensor.scalar_type())) return parameter_piece(piece, parameter);
+    const auto& master = context_.masters.of(piece, parameter);
+    MasterWeights::take_edits(master, parameter_piece(piece, parameter));
+    return master;
+  }
+
   // The tensor that stands for the piece in the wrapped optimizer. Kept from step to step: a user's class may key maps of its own
   // on it.
   at::Tensor& stand_in_for(const Piece& piece, const Parameter& parameter) {
     auto& t = stand_ins_[piece.parameter];
-    if (!t.defined() || t.data_ptr() != piece.param || t.numel() != piece.numel ||
-        t.scalar_type() != parameter.tensor.scalar_type()) {
-      t = piece_tensor(piece, parameter, piece.param, nullptr, parameter.tensor.scalar_type());
+    const auto now = updated(piece, parameter);
+    if (!t.defined() || t.data_ptr() != now.data_ptr() || t.numel() != now.numel() || t.scalar_type() != now.scalar_type()) {
+      t = tensor_over(now.data_ptr(), nullptr, now.sizes(), now.strides(), now.scalar_type());
       t.requires_grad_(true);
     }
     return t;
   }
 
-  WrappedClass kind_;
+  UpdateContext context_;
   torch::optim::Optimizer& inner_;
-  const std::vector<Parameter>& parameters_;
   std::unordered_map<int, at::Tensor> stand_ins_;
 };
 
 }  // namespace
 
-std::unique_ptr<Updater> make_elementwise_updater(WrappedClass kind, torch::optim::Optimizer& inner,
-                                                  const std::vector<Parameter>& parameters) {
-  return std::make_unique<ElementwiseUpdater>(kind, inner, parameters);
+std::unique_ptr<Updater> make_elementwise_updater(const UpdateContext& context, torch::optim::Optimizer& inner) {
+  return std::make_unique<ElementwiseUpdater>(context, inner);
 }
 
-at::Tensor piece_tensor(const Piece& piece, const Parameter& parameter, void* memory, std::shared_ptr<void> keep_alive,
-                        at::ScalarType dtype) {
+at::Tensor cut(const at::Tensor& whole, const Parameter& parameter, std::int64_t in_parameter, std::int64_t numel) {
   const auto& t = parameter.tensor;
-  const bool all = piece.numel == t.numel();
-  const auto strides = layout_strides(t);
-  return all ? tensor_over(memory, std::move(keep_alive), t.sizes(), strides, dtype)
-             : tensor_over(memory, std::move(keep_alive), {piece.numel}, {1}, dtype);
+  if (numel == t.numel()) return whole;
+  // In the parameter's own order of elements, in which pieces are counted.
+  auto ordered = at::empty_strided(t.sizes(), layout_strides(t), whole.options());
+  ordered.copy_(whole.reshape(t.sizes()));
+  return storage_order(ordered).narrow(0, in_parameter, numel).clone();
 }
 
 void cut_state(WrappedClass kind, torch::optim::OptimizerParamState& state, const Parameter& parameter,
                std::int64_t in_parameter, std::int64_t numel) {
-  const auto& t = parameter.tensor;
-  if (numel == t.numel()) return;
-  for_each_state_tensor(kind, state, [&](at::Tensor& s) {
-    // In the parameter's own order of elements, in which pieces are counted.
-    const auto strides = layout_strides(t);
-    auto whole = at::empty_strided(t.sizes(), strides, s.options());
-    whole.copy_(s.reshape(t.sizes()));
-    s = storage_order(whole).narrow(0, in_parameter, numel).clone();
-  });
+  for_each_state_tensor(kind, state, [&](at::Tensor& s) { s = cut(s, parameter, in_parameter, numel); });
 }
 
 }  // namespace zero

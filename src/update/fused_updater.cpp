@@ -1,10 +1,7 @@
 // The fused pass: one run over parameter, gradient and state per stretch of memory whose parameters have the same step count.
-#include <ATen/ops/zeros.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
-
-#include <map>
 
 #include "core/check.h"
 #include "kernels/kernels.h"
@@ -16,46 +13,28 @@ namespace {
 using kernels::DType;
 using kernels::Span;
 
-// State tensors of all pieces of a bucket lie in one allocation each, in the order of the shard, so that one pass can run over many
-// small parameters.
-class FlatState {
- public:
-  /// The memory of `kind` (exp_avg, …) for the piece; existing values of `tensor` move there.
-  void place(int kind, const Piece& piece, const Parameter& parameter, at::Tensor& tensor) {
-    auto& flat = flat_[{piece.space, piece.bucket, kind}];
-    const auto dtype = parameter.tensor.scalar_type();
-    if (!flat.defined()) flat = at::zeros({piece.held}, at::TensorOptions().dtype(dtype));
-    char* memory = static_cast<char*>(flat.data_ptr()) + piece.in_held * flat.element_size();
-    if (tensor.defined() && tensor.data_ptr() == memory) return;
-    auto placed = piece_tensor(piece, parameter, memory, std::make_shared<at::Tensor>(flat), dtype);
-    if (tensor.defined())
-      placed.copy_(tensor.reshape(placed.sizes()));
-    else
-      placed.zero_();  // may be memory of a state that was dropped
-    tensor = std::move(placed);
+DType kernel_type(at::ScalarType type) {
+  switch (type) {
+    case at::kDouble:
+      return DType::f64;
+    case at::kHalf:
+      return DType::f16;
+    case at::kBFloat16:
+      return DType::bf16;
+    default:
+      return DType::f32;
   }
-
- private:
-  std::map<std::tuple<int, int, int>, at::Tensor> flat_;
-};
-
-Span span(void* memory, DType dtype) { return {memory, dtype}; }
-
-void* memory_of(const at::Tensor& t) { return t.defined() ? t.data_ptr() : nullptr; }
-
-bool follows(const void* first, std::int64_t bytes, const void* next) {
-  return first == nullptr ? next == nullptr : static_cast<const char*>(first) + bytes == next;
 }
 
 class FusedUpdater : public Updater {
  public:
-  FusedUpdater(WrappedClass kind, const std::vector<Parameter>& parameters) : kind_(kind), parameters_(parameters) {}
+  explicit FusedUpdater(const UpdateContext& context) : context_(context) {}
   bool wants_everything() const override { return false; }
 
   void update(const std::vector<Piece>& pieces, const Groups& groups, StateMap& state, double factor, int threads) override {
     Run run;
     for (const auto& piece : pieces) {
-      const auto& parameter = parameters_[piece.parameter];
+      const auto& parameter = context_.parameters[piece.parameter];
       Run next = describe(piece, parameter, groups[parameter.group].options(), state);
       if (run.numel > 0 && run.joins(next)) {
         run.numel += next.numel;
@@ -71,19 +50,27 @@ class FusedUpdater : public Updater {
   // A stretch of memory that one kernel call updates.
   struct Run {
     std::int64_t numel = 0;
-    DType dtype = DType::f32;
-    void *param = nullptr, *grad = nullptr, *first = nullptr, *second = nullptr, *third = nullptr;
+    Span param, grad, first, second, third, master;
     std::int64_t step = 0;  // Adam: the number of this step
     bool starts = false;    // SGD: the momentum buffer starts now
     const torch::optim::OptimizerOptions* options = nullptr;
 
+    bool follows(Span mine, Span next) const {
+      if (mine.data == nullptr || mine.dtype != next.dtype) return mine.data == next.data;
+      return static_cast<const char*>(mine.data) + numel * kernels::size_of(mine.dtype) == next.data;
+    }
     bool joins(const Run& next) const {
-      const std::int64_t bytes = numel * kernels::size_of(dtype);
-      return options == next.options && step == next.step && starts == next.starts && dtype == next.dtype &&
-             follows(param, bytes, next.param) && follows(grad, bytes, next.grad) && follows(first, bytes, next.first) &&
-             follows(second, bytes, next.second) && follows(third, bytes, next.third);
+      return options == next.options && step == next.step && starts == next.starts && follows(param, next.param) &&
+             follows(grad, next.grad) && follows(first, next.first) && follows(second, next.second) &&
+             follows(third, next.third) && follows(master, next.master);
     }
   };
+
+  Span placed(int kind, const Piece& piece, const Parameter& parameter, at::Tensor& tensor) {
+    const auto type = context_.precision.state(parameter.tensor.scalar_type());
+    flat_.place(kind, piece, parameter, tensor, type);
+    return {tensor.data_ptr(), kernel_type(type)};
+  }
 
   template <typename State, typename Options>
   void describe_adam(Run& run, const Piece& piece, const Parameter& parameter, const Options& options, StateMap& states) {
@@ -91,25 +78,23 @@ class FusedUpdater : public Updater {
     const bool is_new = entry == nullptr;
     if (is_new) entry = std::make_unique<State>();
     auto& s = static_cast<State&>(*entry);
-    flat_.place(0, piece, parameter, s.exp_avg());
-    flat_.place(1, piece, parameter, s.exp_avg_sq());
-    if (options.amsgrad()) flat_.place(2, piece, parameter, s.max_exp_avg_sq());
+    run.first = placed(0, piece, parameter, s.exp_avg());
+    run.second = placed(1, piece, parameter, s.exp_avg_sq());
+    if (options.amsgrad()) run.third = placed(2, piece, parameter, s.max_exp_avg_sq());
     s.step(s.step() + 1);
     run.step = s.step();
-    run.first = memory_of(s.exp_avg());
-    run.second = memory_of(s.exp_avg_sq());
-    run.third = options.amsgrad() ? memory_of(s.max_exp_avg_sq()) : nullptr;
   }
 
   Run describe(const Piece& piece, const Parameter& parameter, const torch::optim::OptimizerOptions& options,
                StateMap& states) {
     Run run;
     run.numel = piece.numel;
-    run.dtype = parameter.tensor.scalar_type() == at::kDouble ? DType::f64 : DType::f32;
-    run.param = piece.param;
-    run.grad = piece.grad;
+    const auto type = parameter.tensor.scalar_type();
+    run.param = {piece.param, kernel_type(type)};
+    run.grad = {piece.grad, kernel_type(piece.grad_type)};
+    if (context_.precision.has_master(type)) run.master = {context_.masters.of(piece, parameter).data_ptr(), DType::f32};
     run.options = &options;
-    switch (kind_) {
+    switch (context_.kind) {
       case WrappedClass::kAdam:
         describe_adam<torch::optim::AdamParamState>(run, piece, parameter,
                                                     static_cast<const torch::optim::AdamOptions&>(options), states);
@@ -124,8 +109,7 @@ class FusedUpdater : public Updater {
         run.starts = entry == nullptr;
         if (run.starts) entry = std::make_unique<torch::optim::SGDParamState>();
         auto& s = static_cast<torch::optim::SGDParamState&>(*entry);
-        flat_.place(0, piece, parameter, s.momentum_buffer());
-        run.first = memory_of(s.momentum_buffer());
+        run.first = placed(0, piece, parameter, s.momentum_buffer());
         break;
       }
       default:
@@ -136,7 +120,7 @@ class FusedUpdater : public Updater {
 
   void execute(const Run& run, double factor, int threads) {
     if (run.numel == 0) return;
-    switch (kind_) {
+    switch (context_.kind) {
       case WrappedClass::kAdam:
         adam(run, static_cast<const torch::optim::AdamOptions&>(*run.options), false, factor, threads);
         break;
@@ -148,8 +132,7 @@ class FusedUpdater : public Updater {
         kernels::SgdArgs args;
         args.lr = o.lr(), args.momentum = o.momentum(), args.dampening = o.dampening(), args.weight_decay = o.weight_decay();
         args.nesterov = o.nesterov(), args.first = run.starts, args.grad_scale = factor;
-        kernels::sgd({span(run.param, run.dtype), span(run.grad, run.dtype), span(run.first, run.dtype)}, run.numel, args,
-                     threads);
+        kernels::sgd({run.param, run.grad, run.first, run.master}, run.numel, args, threads);
       }
     }
   }
@@ -160,13 +143,10 @@ class FusedUpdater : public Updater {
     args.lr = o.lr(), args.beta1 = std::get<0>(o.betas()), args.beta2 = std::get<1>(o.betas());
     args.eps = o.eps(), args.weight_decay = o.weight_decay(), args.decoupled = decoupled;
     args.step = run.step, args.grad_scale = factor;
-    kernels::adam({span(run.param, run.dtype), span(run.grad, run.dtype), span(run.first, run.dtype),
-                   span(run.second, run.dtype), span(run.third, run.dtype)},
-                  run.numel, args, threads);
+    kernels::adam({run.param, run.grad, run.first, run.second, run.third, run.master}, run.numel, args, threads);
   }
 
-  WrappedClass kind_;
-  const std::vector<Parameter>& parameters_;
+  UpdateContext context_;
   FlatState flat_;
 };
 
@@ -174,11 +154,9 @@ class FusedUpdater : public Updater {
 
 bool fused_knows(WrappedClass kind, at::ScalarType dtype) {
   return (kind == WrappedClass::kAdam || kind == WrappedClass::kAdamW || kind == WrappedClass::kSGD) &&
-         (dtype == at::kFloat || dtype == at::kDouble);
+         (dtype == at::kFloat || dtype == at::kDouble || is_16_bit(dtype));
 }
 
-std::unique_ptr<Updater> make_fused_updater(WrappedClass kind, const std::vector<Parameter>& parameters) {
-  return std::make_unique<FusedUpdater>(kind, parameters);
-}
+std::unique_ptr<Updater> make_fused_updater(const UpdateContext& context) { return std::make_unique<FusedUpdater>(context); }
 
 }  // namespace zero

@@ -1,5 +1,5 @@
-// The optimizer step on the pieces of parameters that this rank updates: our fused pass for Adam, AdamW and SGD on float and
-// double, the wrapped optimizer's own step() for everything else. Both keep LibTorch's own state objects, per parameter.
+// The optimizer step on the pieces of parameters that this rank updates: our fused pass for Adam, AdamW and SGD, the wrapped
+// optimizer's own step() for everything else. Both keep LibTorch's own state objects, per parameter.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,24 +12,14 @@
 
 #include "core/parameter.h"
 #include "core/wrapped.h"
-#include "layout/layout.h"
+#include "precision/master_weights.h"
+#include "precision/precision.h"
+#include "update/piece.h"
 
 namespace zero {
 
 using StateMap = ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>;
 using Groups = std::vector<torch::optim::OptimizerParamGroup>;
-
-/// One contiguous run of one parameter, with the averaged gradient of the same run.
-struct Piece {
-  int parameter = 0;
-  int space = 0, bucket = 0;
-  std::int64_t in_parameter = 0;  ///< first element
-  std::int64_t in_held = 0;       ///< the same, from the start of what this rank updates of the bucket
-  std::int64_t held = 0;          ///< elements of the bucket that this rank updates (state is allocated for them together)
-  std::int64_t numel = 0;
-  void* param = nullptr;
-  void* grad = nullptr;  ///< may be this rank's own gradient memory: read only
-};
 
 class Updater {
  public:
@@ -40,21 +30,26 @@ class Updater {
   virtual bool wants_everything() const = 0;
 };
 
+/// What updaters of one optimizer share; outlives them.
+struct UpdateContext {
+  WrappedClass kind;
+  const std::vector<Parameter>& parameters;
+  const Precision& precision;
+  MasterWeights& masters;
+};
+
 /// True for the classes and types that the fused pass knows.
 bool fused_knows(WrappedClass kind, at::ScalarType dtype);
 
-std::unique_ptr<Updater> make_fused_updater(WrappedClass kind, const std::vector<Parameter>& parameters);
+std::unique_ptr<Updater> make_fused_updater(const UpdateContext& context);
 
 /// @param inner the wrapped optimizer; outlives the updater. Its groups are set to flat pieces during update().
-std::unique_ptr<Updater> make_elementwise_updater(WrappedClass kind, torch::optim::Optimizer& inner,
-                                                  const std::vector<Parameter>& parameters);
-
-/// A tensor over a piece of state or parameter: in the parameter's own shape if the piece is all of it, else 1-D.
-at::Tensor piece_tensor(const Piece& piece, const Parameter& parameter, void* memory, std::shared_ptr<void> keep_alive,
-                        at::ScalarType dtype);
+std::unique_ptr<Updater> make_elementwise_updater(const UpdateContext& context, torch::optim::Optimizer& inner);
 
 /// Cuts a state of the whole parameter down to a piece: each tensor becomes a copy of the piece's run.
 void cut_state(WrappedClass kind, torch::optim::OptimizerParamState& state, const Parameter& parameter,
                std::int64_t in_parameter, std::int64_t numel);
+/// The same of one tensor with a number per element.
+at::Tensor cut(const at::Tensor& whole, const Parameter& parameter, std::int64_t in_parameter, std::int64_t numel);
 
 }  // namespace zero
