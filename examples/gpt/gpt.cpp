@@ -5,6 +5,8 @@
 // train() is the part to read. What it needs lies in files of their own: model.h, text.h, recorder.h (measurements), report.h
 // (progress, tables, JSON), settings.h (the command line). docs/gpt.md describes all of it.
 #include <ATen/Parallel.h>
+#include <zero/nccl.h>
+#include <zero/staged.h>
 #include <zero/zero.h>
 
 #include <cstdio>
@@ -24,6 +26,12 @@
 namespace gpt {
 namespace {
 
+zero::Communicator communicator_for(const Settings& settings, const zero::Communicator& comm) {
+  if (settings.device == "cuda") return zero::make_nccl_communicator(comm);
+  if (settings.device == "cuda-staged") return zero::make_staged_communicator(comm, zero::choose_device(comm));
+  return comm;
+}
+
 /// Small gradients vanish in float16: losses are multiplied, and the step divides again.
 std::optional<zero::LossScaler> make_scaler(const Settings& settings, zero::ZeroOptimizer& optimizer) {
   if (settings.loss_scale == "none") return std::nullopt;
@@ -40,12 +48,14 @@ Run train(const Settings& settings, const std::string& text, const zero::Communi
   std::optional<zero::DeferredInit> deferred;
   if (settings.deferred_init) deferred.emplace();
   auto model = std::make_shared<Model>(size);
-  model->to(type_named(settings.dtype));
+  // On a GPU the ranks talk over another communicator; what is on the host goes on over the first.
+  const zero::Communicator ranks = communicator_for(settings, comm);
+  model->to(ranks.device(), type_named(settings.dtype));
   const Batches batches(text, size.context, settings.seed);
 
   // The one change: the optimizer is wrapped, with the ranks it works on.
   auto optimizer =
-      zero::wrap(make_optimizer(settings, model->parameters()), zero::Options(comm)
+      zero::wrap(make_optimizer(settings, model->parameters()), zero::Options(ranks)
                                                                     .stage(static_cast<zero::Stage>(settings.stage))
                                                                     .bucket_bytes(settings.bucket_bytes)
                                                                     .memory_budget(settings.memory_budget)
@@ -62,7 +72,7 @@ Run train(const Settings& settings, const std::string& text, const zero::Communi
     for (std::int64_t micro = 0; micro < settings.accumulate; ++micro) {
       const auto [inputs, targets] =
           batches.get({recorder.step(), micro, settings.accumulate, comm.rank(), comm.size()}, settings.micro_batch);
-      const auto micro_loss = model->forward(inputs, targets) / static_cast<double>(settings.accumulate);
+      const auto micro_loss = model->forward(inputs.to(ranks.device()), targets.to(ranks.device())) / static_cast<double>(settings.accumulate);
       (scaler ? scaler->scale(micro_loss) : micro_loss).backward();
       loss += micro_loss.item<double>();
     }

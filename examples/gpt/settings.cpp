@@ -19,6 +19,10 @@ std::optional<Settings> parse(int argc, char** argv, bool speaks) {
                                "0: everything on every rank; 1: optimizer state sharded; 2: and gradients; 3: and parameters")
                     ->check(CLI::IsMember({0, 1, 2, 3}))
                     ->capture_default_str();
+  app.add_option("--device", s.device,
+                 "cpu; cuda: a GPU for each rank, over NCCL; cuda-staged: over the CPU's memory, ranks may share a GPU")
+      ->check(CLI::IsMember({"cpu", "cuda", "cuda-staged"}))
+      ->capture_default_str();
   app.add_option("--dtype", s.dtype, "Type of parameters and arithmetic; 16-bit ones have float32 masters in the optimizer")
       ->check(CLI::IsMember({"float32", "bfloat16", "float16"}))
       ->capture_default_str();
@@ -64,6 +68,7 @@ std::optional<Settings> parse(int argc, char** argv, bool speaks) {
     if (s.quickstart && s.plain) throw CLI::ValidationError("--plain", "can't be combined with --quickstart");
     if (s.plain && s.dtype == "float16")
       throw CLI::ValidationError("--dtype float16", "needs a loss scale, which --plain has not");
+    if (s.plain && s.device != "cpu") throw CLI::ValidationError("--device", "can't be combined with --plain");
     if (s.text.empty() && !s.info && s.write_weights.empty()) throw CLI::RequiredError("--text");
   } catch (const CLI::CallForHelp&) {
     if (speaks) std::cout << app.help();

@@ -12,6 +12,7 @@ struct Settings {
   std::vector<std::string> text;
   std::string model = "small";
   int stage = 1;
+  std::string device = "cpu";  ///< cpu, cuda (NCCL) or cuda-staged
   std::string dtype = "float32";
   std::string loss_scale;  ///< torch, deepspeed, none or a number
   std::string optimizer = "adamw";

@@ -121,11 +121,13 @@ class ZERO_API Communicator {
   bool defined() const { return impl_ != nullptr; }
   int rank() const;
   int size() const;
-  /// "self", "thread" or "mpi".
+  /// "self", "thread", "mpi", "launched", "nccl" or "staged".
   const char* backend() const;
   /// Ranks that share memory with this one (itself included) and the number of nodes.
   int local_size() const;
   int nodes() const;
+  /// Where the tensors of its collectives lie: the CPU, or a GPU (see zero/nccl.h and zero/staged.h).
+  c10::Device device() const;
 
   /// Collective. `bytes` (equal on every rank) of zero-filled memory that peers can reach. Room is checked before anything
   /// is used; too little throws on every rank, says how much is there, and leaves the communicator usable.
@@ -184,7 +186,7 @@ class ZERO_API Communicator {
   std::shared_ptr<CommunicatorImpl> impl_;
 };
 
-/// The default: under mpirun (or in a program that has initialised MPI) all ranks of the job; otherwise a world of one.
+/// The default: under zero-run or mpirun (or in a program that has initialised MPI) all ranks of the job; otherwise a world of one.
 /// A job started by mpirun with a build that has no MPI is refused: it would silently train N separate models.
 ZERO_API Communicator make_communicator();
 

@@ -12,10 +12,14 @@
 
 namespace zero {
 
-inline std::string wrong_tensor(const at::Tensor& tensor, const char* name) {
+/// @param device where the communicator works
+inline std::string wrong_tensor(const at::Tensor& tensor, const char* name, c10::Device device) {
   if (!tensor.defined()) return detail::text(name, " is not defined");
-  if (!tensor.device().is_cpu())
-    return detail::text(name, " is on ", tensor.device().str(), "; this communicator works on the CPU");
+  if (tensor.device() != device) {
+    const auto where = detail::text(name, " is on ", tensor.device().str(), "; this communicator works on ");
+    if (!device.is_cpu()) return detail::text(where, device.str());
+    return detail::text(where, "the CPU: use zero::make_nccl_communicator() or zero::make_staged_communicator()");
+  }
   if (tensor.layout() != at::kStrided) return detail::text(name, " is not a dense tensor");
   if (!tensor.is_contiguous()) return detail::text(name, " is not contiguous");
   return {};
@@ -27,7 +31,7 @@ class Arguments {
   Arguments(const CommunicatorImpl& impl, Call& call) : impl_(impl), call_(call) {}
 
   void tensor(const at::Tensor& tensor, const char* name) {
-    if (ok()) wrong_ = wrong_tensor(tensor, name);
+    if (ok()) wrong_ = wrong_tensor(tensor, name, impl_.device());
   }
 
   // small × N elements, as large; they are apart, or small is this rank's slice of large.

@@ -35,6 +35,7 @@ int Communicator::size() const { return attached(impl_).size(); }
 const char* Communicator::backend() const { return attached(impl_).backend(); }
 int Communicator::local_size() const { return attached(impl_).local_size(); }
 int Communicator::nodes() const { return attached(impl_).nodes(); }
+c10::Device Communicator::device() const { return attached(impl_).device(); }
 
 Buffer Communicator::allocate(std::int64_t bytes, const std::string& what, Backing backing) const {
   auto& impl = attached(impl_);

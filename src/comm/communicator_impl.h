@@ -21,6 +21,8 @@ class CommunicatorImpl {
   virtual int size() const = 0;
   virtual int local_size() const = 0;
   virtual int nodes() const = 0;
+  /// Where the tensors of its collectives lie.
+  virtual c10::Device device() const { return c10::Device(c10::DeviceType::CPU); }
 
   /// output may be this rank's slice of input; else they don't overlap. So for shard and full.
   virtual void reduce_scatter(Call call, const void* input, void* output) = 0;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "comm/launch.h"
+#include "comm/launched.h"
 #include "comm/mpi_bringup.h"
 #include "comm/mpi_support.h"
 #include "comm/wait.h"
@@ -128,6 +129,7 @@ Communicator make_mpi_communicator(MPI_Comm comm) {
 }
 
 Communicator make_communicator() {
+  if (auto launched = launched_communicator(); launched.defined()) return launched;
   int up = 0;
   ZERO_MPI(MPI_Initialized(&up));
   if (up == 0 && launched_ranks() == 0) return make_self_communicator();

@@ -37,14 +37,14 @@ std::vector<std::int64_t> layout_strides(const at::Tensor& t) {
 }
 
 at::Tensor storage_order(const at::Tensor& t) {
-  return tensor_over(t.data_ptr(), std::make_shared<at::Tensor>(t), {t.numel()}, {1}, t.scalar_type());
+  return tensor_over(t.data_ptr(), std::make_shared<at::Tensor>(t), {t.numel()}, {1}, t.scalar_type(), t.device());
 }
 
 at::Tensor tensor_over(void* memory, std::shared_ptr<void> keep_alive, at::IntArrayRef sizes, at::IntArrayRef strides,
-                       at::ScalarType dtype) {
+                       at::ScalarType dtype, c10::Device device) {
   return at::from_blob(
       memory, sizes, strides, [keep = std::move(keep_alive)](void*) mutable { keep.reset(); },
-      at::TensorOptions().dtype(dtype));
+      at::TensorOptions().dtype(dtype).device(device), device);
 }
 
 std::vector<Parameter> list_parameters(const std::vector<torch::optim::OptimizerParamGroup>& groups,
@@ -72,7 +72,10 @@ std::vector<Parameter> list_parameters(const std::vector<torch::optim::Optimizer
                  "; only floating point and complex parameters can be optimized");
       ZERO_CHECK(t.is_leaf(), p.name,
                  " is not a leaf tensor: it is the result of an operation, so optimizing it would change nothing");
-      ZERO_CHECK(t.device().is_cpu(), p.name, " is on ", t.device(), "; this build works on CPU tensors only");
+      const auto& first_device = out.empty() ? t.device() : out.front().tensor.device();
+      ZERO_CHECK(
+          t.device() == first_device, p.name, " is on ", t.device(), ", but ", out.front().name, " is on ", first_device,
+          "; an optimizer works on one device: move the model there before it is made, or make an optimizer for each device");
       p.shape = t.sizes().vec();
       const auto [it, is_new] = seen.emplace(t.unsafeGetTensorImpl(), out.size());
       if (!is_new) {

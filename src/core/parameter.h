@@ -30,7 +30,7 @@ struct Parameter {
 };
 
 /// The groups' parameters in order. @throws c10::Error naming the first that can't be optimized here: undefined, not a leaf, not a
-/// float type, not on the CPU, sparse, or present twice.
+/// float type, on another device than the first, sparse, or present twice.
 /// @param name_of a user's name for the n-th parameter, or empty
 std::vector<Parameter> list_parameters(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                                        const std::function<std::string(const at::Tensor&, std::size_t)>& name_of);
@@ -46,7 +46,7 @@ at::Tensor storage_order(const at::Tensor& t);
 
 /// A tensor of its own (no autograd view: zero_grad() may detach_() it) over memory that `keep_alive` holds.
 at::Tensor tensor_over(void* memory, std::shared_ptr<void> keep_alive, at::IntArrayRef sizes, at::IntArrayRef strides,
-                       at::ScalarType dtype);
+                       at::ScalarType dtype, c10::Device device = c10::Device(c10::kCPU));
 
 /// "[3, 4]".
 std::string to_string(at::IntArrayRef sizes);

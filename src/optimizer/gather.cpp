@@ -88,8 +88,9 @@ void ZeroOptimizer::Impl::broadcast_whole(const std::vector<int>& indices, int r
     if (tensor.numel() == 0) continue;
     const bool dense = is_dense(tensor);
     const auto values = dense ? tensor.detach() : tensor.detach().contiguous();
-    comm.broadcast(tensor_over(values.data_ptr(), nullptr, {static_cast<std::int64_t>(values.nbytes())}, {1}, at::kByte), root,
-                   parameters[i].name);
+    comm.broadcast(
+        tensor_over(values.data_ptr(), nullptr, {static_cast<std::int64_t>(values.nbytes())}, {1}, at::kByte, device), root,
+        parameters[i].name);
     if (!dense) tensor.detach().copy_(values);
     torch::autograd::impl::bump_version(tensor);
   }
@@ -124,7 +125,7 @@ std::vector<LocalShard> ZeroOptimizer::Impl::local_shards() const {
         shard.group = p.group;
         shard.begin = segment.in_parameter;
         shard.values = tensor_over(residents->memory(static_cast<int>(s), static_cast<int>(b), segment), residents,
-                                   {segment.numel}, {1}, dtype);
+                                   {segment.numel}, {1}, dtype, device);
         if (const auto* master = masters.find(segment.parameter)) shard.master = storage_order(*master);
         out.push_back(std::move(shard));
       }

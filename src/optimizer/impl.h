@@ -93,6 +93,7 @@ struct ZeroOptimizer::Impl {
   Groups* groups = nullptr;   ///< of the ZeroOptimizer, wherever it has moved to
   StateMap* state = nullptr;  ///< the same
   Communicator comm;
+  c10::Device device{c10::kCPU};                   ///< of all parameters
   std::unique_ptr<torch::optim::Optimizer> inner;  ///< the user's object: its class, and its state until set_up() takes it
   WrappedClass kind;
   std::string wrapped_name;
@@ -133,6 +134,7 @@ struct ZeroOptimizer::Impl {
   bool anywhere(bool here) const;
   void make_parts();
   void check_not_paged() const;
+  void check_device();
   void follow();
   void place(const std::vector<char>& with_gradient);
   /// Rank 0's values of the parameters from `first_parameter` on, through an arena of the spaces from `first_space` on.

@@ -231,7 +231,7 @@ bool ZeroOptimizer::Impl::entered(const std::vector<Message>& all, const Facts& 
         values.emplace_back(p.name, "not replaced");
         continue;
       }
-      const auto t = is_dense(p.tensor) ? p.tensor.detach() : p.tensor.detach().contiguous();
+      const auto t = (is_dense(p.tensor) ? p.tensor.detach() : p.tensor.detach().contiguous()).to(at::kCPU);
       values.emplace_back("hash of the values of " + p.name, std::to_string(hash_bytes(t.const_data_ptr(), t.nbytes())));
     }
     agree(comm, values, "parameters were replaced (to(), load) and now differ between ranks");

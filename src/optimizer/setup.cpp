@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "core/check.h"
+#include "core/memory.h"
 #include "optimizer/impl.h"
 #include "paging/page_table.h"
 #include "precision/loss_scaling.h"
@@ -203,11 +204,11 @@ void ZeroOptimizer::Impl::broadcast(std::size_t first_parameter, std::size_t fir
       const auto chunk = scratch.numel() > 0 ? std::min(scratch.numel(), count - at) : count - at;
       if (scratch.numel() > 0) {
         const auto part = scratch.narrow(0, 0, chunk);
-        std::memcpy(part.data_ptr(), bytes + at, chunk);
+        copy_bytes(part.data_ptr(), bytes + at, chunk, device);
         comm.broadcast(part, 0, name);
-        std::memcpy(bytes + at, part.data_ptr(), chunk);
+        copy_bytes(bytes + at, part.data_ptr(), chunk, device);
       } else {
-        comm.broadcast(tensor_over(bytes + at, nullptr, {chunk}, {1}, at::kByte), 0, name);
+        comm.broadcast(tensor_over(bytes + at, nullptr, {chunk}, {1}, at::kByte, device), 0, name);
       }
       at += chunk;
     }
@@ -241,6 +242,23 @@ void ZeroOptimizer::Impl::check_not_paged() const {
   }
 }
 
+// On which device all parameters are, and the communicator works.
+void ZeroOptimizer::Impl::check_device() {
+  for (const auto& p : parameters) {
+    if (!p.active) continue;
+    const auto there = p.tensor.device();
+    ZERO_CHECK(there == comm.device(), p.name, " is on ", there, ", but the communicator (", comm.backend(), ") works on ",
+               comm.device(),
+               there.is_cpu()
+                   ? "; move the model there before the optimizer is made"
+                   : "; for parameters on a GPU take zero::make_nccl_communicator(), or zero::make_staged_communicator() "
+                     "where several ranks share one");
+    ZERO_CHECK(layout == nullptr || there == device, p.name, " has moved from ", device, " to ", there,
+               "; move the model before the optimizer is made");
+    device = there;
+  }
+}
+
 void ZeroOptimizer::Impl::start_over() {
   if (gradients) gradients->end_of_life();
   if (residents) residents->leave_all();
@@ -256,8 +274,8 @@ void ZeroOptimizer::Impl::make_parts() {
   division.by = divisor();
   division.late = weighted();
   gradient_layout = std::make_unique<Layout>(precision.gradient_layout(*layout));
-  context =
-      std::make_unique<GradientContext>(GradientContext{comm, parameters, *gradient_layout, *layout, division, report.number});
+  context = std::make_unique<GradientContext>(
+      GradientContext{comm, parameters, *gradient_layout, *layout, division, report.number, device});
   Gradients::Settings settings;
   settings.sharded = options.stage() >= Stage::kGradients && comm.size() > 1;
   settings.paged = averages();
@@ -290,7 +308,7 @@ void ZeroOptimizer::Impl::make_parts() {
   } else {
     residents = std::make_shared<ResidentParameters>(comm, parameters, *layout, !replicated());
   }
-  const UpdateContext update{kind, parameters, precision, masters};
+  const UpdateContext update{kind, parameters, precision, masters, device};
   fused = make_fused_updater(update);
   elementwise = make_elementwise_updater(update, *inner);
 }
@@ -334,6 +352,7 @@ void ZeroOptimizer::Impl::set_up(const std::vector<char>& with_gradient) {
       ZERO_CHECK(wrong.empty(), p.name, ": ", wrong);
     }
     check_not_paged();
+    check_device();
     ZERO_CHECK(
         kind != WrappedClass::kOther || inner->state().empty() || replicated(), "a ", wrapped_name,
         " that has made steps already can't be sharded: this library doesn't know the layout of its state. Wrap it before its "

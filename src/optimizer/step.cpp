@@ -52,6 +52,19 @@ kernels::Span span_of(const at::Tensor& shard, std::int64_t offset, std::int64_t
   }
 }
 
+kernels::NormResult norm_of(const at::Tensor& shard, const Segment& segment, int threads) {
+  if (!shard.device().is_cpu()) {  // by LibTorch's operators; waits for the device
+    const auto part = shard.narrow(0, segment.in_shard, segment.numel);
+    kernels::NormResult result;
+    result.sum_of_squares = part.to(part.is_complex() ? at::kComplexDouble : at::kDouble).abs().square().sum().item<double>();
+    if (!std::isfinite(result.sum_of_squares) && !part.isfinite().all().item<bool>()) result.first_nonfinite = 0;
+    return result;
+  }
+  std::int64_t n = segment.numel;
+  const auto span = span_of(shard, segment.in_shard, n);
+  return kernels::squared_norm(span, n, threads);
+}
+
 }  // namespace
 
 int ZeroOptimizer::Impl::threads() const {
@@ -78,9 +91,7 @@ void ZeroOptimizer::Impl::reduce_for_norm() {
       const auto shard = reducer->shard(s, b, true);
       for (const auto& segment : layout->segments(s, b, comm.rank())) {
         if (!present[segment.parameter]) continue;
-        std::int64_t n = segment.numel;
-        const auto span = span_of(shard, segment.in_shard, n);
-        const auto found = kernels::squared_norm(span, n, threads());
+        const auto found = norm_of(shard, segment, threads());
         sum += found.sum_of_squares;
         if (found.first_nonfinite >= 0 && (nonfinite < 0 || segment.parameter < nonfinite)) nonfinite = segment.parameter;
       }

@@ -1,11 +1,11 @@
 #include "paging/storage.h"
 
-#include <c10/core/CPUAllocator.h>
+#include <c10/core/Allocator.h>
 
-#include <cstring>
 #include <utility>
 
 #include "core/check.h"
+#include "core/memory.h"
 #include "paging/fault.h"
 
 namespace zero {
@@ -23,7 +23,8 @@ template struct Reach<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
 
 }  // namespace
 
-at::Tensor make_paged_tensor(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype, const std::string& message) {
+at::Tensor make_paged_tensor(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype, const std::string& message,
+                             c10::Device device) {
   // Nothing else names the fallback: a program linked with the library's archive would have tensors with the key and without it.
   (void)faults_seen();
   std::int64_t last = 0;
@@ -32,14 +33,15 @@ at::Tensor make_paged_tensor(at::IntArrayRef sizes, at::IntArrayRef strides, at:
     empty = empty || sizes[d] == 0;
     last += (sizes[d] - 1) * strides[d];
   }
+  const auto backend = device.is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA;
   const auto meta = c10::scalarTypeToTypeMeta(dtype);
   const auto bytes = empty ? 0 : (last + 1) * static_cast<std::int64_t>(meta.itemsize());
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), c10::SymInt(bytes),
-                                                       c10::DataPtr(nullptr, c10::Device(c10::kCPU)), c10::GetCPUAllocator(),
+                                                       c10::DataPtr(nullptr, device), c10::GetAllocator(device.type()),
                                                        /*resizable=*/false);
   release_storage(*storage, message);
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)),
-                                                         c10::DispatchKeySet(c10::DispatchKey::CPU).add(kPagedKey), meta);
+                                                         c10::DispatchKeySet(backend).add(kPagedKey), meta);
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
   return tensor;
 }
@@ -77,7 +79,7 @@ void place_storage(c10::StorageImpl& storage, void* memory, std::shared_ptr<void
 void detach_storage(c10::StorageImpl& storage) {
   ZERO_CHECK(!is_released(storage), "a released storage has no values to keep");
   auto own = c10::GetAllocator(storage.device_type())->allocate(storage.nbytes());
-  if (storage.nbytes() > 0) std::memcpy(own.get(), storage.data(), storage.nbytes());
+  copy_bytes(own.get(), storage.data(), static_cast<std::int64_t>(storage.nbytes()), storage.device());
   storage.set_data_ptr_noswap(std::move(own));
 }
 

@@ -15,7 +15,8 @@ namespace zero {
 inline constexpr c10::DispatchKey kPagedKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
 /// A tensor of its own (no autograd view, no memory yet) that carries the key: released, see below.
-at::Tensor make_paged_tensor(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype, const std::string& message);
+at::Tensor make_paged_tensor(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype, const std::string& message,
+                             c10::Device device = c10::Device(c10::kCPU));
 
 /// The tensor over the same storage, with or without the key: for set_data(), since a tensor's keys can't be changed. Views and
 /// saved tensors that are made of a tensor with the key carry it.

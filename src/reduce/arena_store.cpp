@@ -40,7 +40,7 @@ at::Tensor ArenaStore::bucket(int unit) {
   const auto& s = context_.layout.spaces()[space];
   const auto& b = s.buckets[bucket];
   return tensor_over(static_cast<char*>(arenas_[space].data()) + b.begin * s.itemsize, arenas_[space].impl(),
-                     {b.shard * context_.layout.ranks()}, {1}, context_.dtype(space));
+                     {b.shard * context_.layout.ranks()}, {1}, context_.dtype(space), context_.device);
 }
 
 at::Tensor ArenaStore::average(int unit) {
@@ -102,8 +102,8 @@ void ArenaStore::fetch(int unit) {
 }
 
 at::Tensor ArenaStore::scratch(std::size_t first_space) const {
-  if (arenas_.size() <= first_space) return at::empty({0}, at::kByte);
-  return tensor_over(arenas_.back().data(), arenas_.back().impl(), {arenas_.back().bytes()}, {1}, at::kByte);
+  if (arenas_.size() <= first_space) return at::empty({0}, context_.bytes());
+  return tensor_over(arenas_.back().data(), arenas_.back().impl(), {arenas_.back().bytes()}, {1}, at::kByte, context_.device);
 }
 
 std::int64_t ArenaStore::gradient_bytes() const {

@@ -3,7 +3,8 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <cstring>
+
+#include "core/memory.h"
 
 namespace zero {
 
@@ -29,7 +30,7 @@ void BucketStream::allocate() {
     window_ = context_.comm.allocate(sizes[0] + sizes[1], "buckets of gradients on their way");
     for (int i : {0, 1})
       buffers_[i] = {tensor_over(static_cast<char*>(window_.data()) + (i == 0 ? 0 : sizes[0]), window_.impl(), {sizes[i]}, {1},
-                                 at::kByte)};
+                                 at::kByte, context_.device)};
   }
   filling_.resize(units), last_.resize(units), started_.resize(units);
   // Nothing has been learned about new parameters: all of them, from the last to the first.
@@ -83,7 +84,7 @@ void BucketStream::open(int unit) {
   if (filling.buffer >= 0) {
     buffers_[filling.buffer].unit = unit;
   } else {
-    filling.own = at::empty({bytes}, at::kByte);
+    filling.own = at::empty({bytes}, context_.bytes());
   }
   filling.arrived.resize(bucket(unit).parameters.size());
   filling.onto.resize(filling.arrived.size());
@@ -91,9 +92,8 @@ void BucketStream::open(int unit) {
 
 void BucketStream::evict(int buffer) {
   auto& filling = filling_[buffers_[buffer].unit];
-  filling.own = at::empty({context_.layout.bytes(buffers_[buffer].unit)}, at::kByte);
-  if (filling.own.numel() > 0)
-    std::memcpy(filling.own.data_ptr(), buffers_[buffer].memory.data_ptr(), static_cast<std::size_t>(filling.own.numel()));
+  filling.own = at::empty({context_.layout.bytes(buffers_[buffer].unit)}, context_.bytes());
+  copy_bytes(filling.own.data_ptr(), buffers_[buffer].memory.data_ptr(), filling.own.numel(), context_.device);
   filling.buffer = -1;
   buffers_[buffer].unit = -1;
 }
@@ -158,7 +158,7 @@ void BucketStream::fill_gaps(int unit, const Filling& filling) {
   auto* base = static_cast<char*>(memory(filling));
   std::int64_t end = 0;  // of what has been looked at, in bytes
   const auto clear_until = [&](std::int64_t begin) {
-    if (begin > end) std::memset(base + end, 0, static_cast<std::size_t>(begin - end));
+    if (begin > end) fill_bytes(base + end, 0, begin - end, context_.device);
   };
   for (std::size_t at = 0; at < members.size(); ++at) {
     if (!filling.arrived[at]) continue;
@@ -181,7 +181,7 @@ void BucketStream::start(int unit) {
   if (filling.buffer < 0) {
     int buffer = find_buffer(bytes);
     if (buffer < 0) evict(buffer = buffers_[1].memory.numel() >= bytes ? 1 : 0);
-    if (bytes > 0) std::memcpy(buffers_[buffer].memory.data_ptr(), filling.own.data_ptr(), static_cast<std::size_t>(bytes));
+    copy_bytes(buffers_[buffer].memory.data_ptr(), filling.own.data_ptr(), bytes, context_.device);
     buffers_[buffer].unit = unit;
     filling.buffer = buffer;
     filling.own.reset();
@@ -200,8 +200,8 @@ void BucketStream::start(int unit) {
   sink.before(unit);
   auto output = sink.shard(unit);
   auto& buffer = buffers_[filling.buffer];
-  const auto input =
-      tensor_over(buffer.memory.data_ptr(), nullptr, {output.numel() * context_.layout.ranks()}, {1}, output.scalar_type());
+  const auto input = tensor_over(buffer.memory.data_ptr(), nullptr, {output.numel() * context_.layout.ranks()}, {1},
+                                 output.scalar_type(), context_.device);
   if (any) output = at::empty({output.numel()}, output.options());
   buffer.ticket = queue_.begin(
       input, output, context_.division.late ? context_.early(context_.layout.place(unit).space) : context_.division.by,
@@ -283,8 +283,8 @@ void BucketStream::learn(const GradientAgreement& agreed) {
 }
 
 at::Tensor BucketStream::scratch() const {
-  if (!window_.defined() || window_.bytes() == 0) return at::empty({0}, at::kByte);
-  return tensor_over(window_.data(), window_.impl(), {window_.bytes()}, {1}, at::kByte);
+  if (!window_.defined() || window_.bytes() == 0) return at::empty({0}, context_.bytes());
+  return tensor_over(window_.data(), window_.impl(), {window_.bytes()}, {1}, at::kByte, context_.device);
 }
 
 std::int64_t BucketStream::buffer_bytes() const {

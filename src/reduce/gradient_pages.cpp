@@ -75,7 +75,8 @@ bool Gradients::edit_in_parts(const Touch& touch, const std::function<void(const
 }
 
 bool Gradients::gives_zeros(int parameter, const std::function<void(const at::Tensor&)>& run) const {
-  const auto probe = at::ones({1}, at::TensorOptions().dtype(context_.dtype(context_.layout.slot(parameter).space)));
+  const auto probe =
+      at::ones({1}, at::TensorOptions().dtype(context_.dtype(context_.layout.slot(parameter).space)).device(context_.device));
   run(probe);
   return probe.count_nonzero().item<std::int64_t>() == 0;
 }

@@ -20,13 +20,13 @@ at::Tensor GradientContext::region(void* bucket_memory, std::shared_ptr<void> ke
   // The parameter's own order of elements, so that shards of both belong together; row-major where it has gaps.
   const auto& tensor = parameters[parameter].tensor;
   return tensor_over(in_bucket(bucket_memory, parameter), std::move(keep), tensor.sizes(), layout_strides(tensor),
-                     dtype(layout.slot(parameter).space));
+                     dtype(layout.slot(parameter).space), device);
 }
 
 void place_gradient(const at::Tensor& region, const at::Tensor& gradient) {
   const bool alike = gradient.scalar_type() == region.scalar_type() && gradient.sizes() == region.sizes() &&
                      gradient.strides() == region.strides() && gradient.is_non_overlapping_and_dense() && !gradient.is_conj() &&
-                     !gradient.is_neg() && gradient.device().is_cpu();
+                     !gradient.is_neg() && gradient.device().is_cpu() && region.device().is_cpu();
   if (!alike) {
     region.copy_(gradient);
     return;

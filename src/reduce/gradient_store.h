@@ -31,10 +31,12 @@ struct GradientContext {
   const Layout& own_types;  ///< the same places in the parameters' own types, as registered
   const Division& division;
   const std::int64_t& steps;  ///< made so far
+  c10::Device device;
 
   /// What a sum that is divided late is divided by at once, so that 16-bit sums don't overflow: a power of two, which rounds nothing.
   double early(int space) const;
   at::ScalarType dtype(int space) const { return static_cast<at::ScalarType>(layout.spaces()[space].dtype); }
+  at::TensorOptions bytes() const { return at::TensorOptions().dtype(at::kByte).device(device); }
   /// In which type backward brings a gradient.
   at::ScalarType arrives_as(int space) const { return static_cast<at::ScalarType>(own_types.spaces()[space].dtype); }
   /// The parameter's gradient, given where its bucket begins.

@@ -124,7 +124,7 @@ void Gradients::make_page(int parameter) {
   }
   const auto& tensor = context_.parameters[parameter].tensor;
   page = make_paged_tensor(tensor.sizes(), layout_strides(tensor), context_.dtype(context_.layout.slot(parameter).space),
-                           how_to(parameter));
+                           how_to(parameter), context_.device);
   PageTable::global().add(page.storage().getWeakStorageImpl().lock(), weak_from_this(), parameter);
   const int unit = context_.layout.unit_of(parameter);
   if (pager_.resident(unit))
@@ -296,7 +296,7 @@ void Gradients::apply_factor(int parameter) {
 at::Tensor Gradients::resident_values(int parameter) const {
   const auto& tensor = context_.parameters[parameter].tensor;
   return tensor_over(store_->memory(parameter), store_->keeper(context_.layout.unit_of(parameter)), tensor.sizes(),
-                     layout_strides(tensor), context_.dtype(context_.layout.slot(parameter).space));
+                     layout_strides(tensor), context_.dtype(context_.layout.slot(parameter).space), context_.device);
 }
 
 void Gradients::mark() {

@@ -15,7 +15,7 @@ void Reducer::allocate() {
     if (!whole_scratch_.defined() || whole_scratch_.bytes() < bytes)
       whole_scratch_ = context_.comm.allocate(bytes, "averages of one bucket");
   } else if (!shard_scratch_.defined() || shard_scratch_.numel() < bytes / context_.comm.size()) {
-    shard_scratch_ = at::empty({bytes / context_.comm.size()}, at::kByte);
+    shard_scratch_ = at::empty({bytes / context_.comm.size()}, context_.bytes());
   }
 }
 
@@ -23,7 +23,8 @@ at::Tensor Reducer::kept(int space, int bucket) {
   const auto& s = layout().spaces()[space];
   if (kept_.size() < layout().spaces().size()) kept_.resize(layout().spaces().size());
   if (!kept_[space].defined())
-    kept_[space] = at::empty({s.shard}, at::TensorOptions().dtype(static_cast<at::ScalarType>(s.dtype)));
+    kept_[space] =
+        at::empty({s.shard}, at::TensorOptions().dtype(static_cast<at::ScalarType>(s.dtype)).device(context_.device));
   const auto& b = s.buckets[bucket];
   return kept_[space].narrow(0, b.shards_before, b.shard);
 }
@@ -42,9 +43,10 @@ at::Tensor Reducer::shard(int space, int bucket, bool keep) {
     out = kept(space, bucket);
   } else if (whole_) {
     auto* base = static_cast<char*>(whole_scratch_.data()) + b.shard * context_.comm.rank() * s.itemsize;
-    out = tensor_over(base, whole_scratch_.impl(), {b.shard}, {1}, dtype);
+    out = tensor_over(base, whole_scratch_.impl(), {b.shard}, {1}, dtype, context_.device);
   } else {
-    out = tensor_over(shard_scratch_.data_ptr(), std::make_shared<at::Tensor>(shard_scratch_), {b.shard}, {1}, dtype);
+    out = tensor_over(shard_scratch_.data_ptr(), std::make_shared<at::Tensor>(shard_scratch_), {b.shard}, {1}, dtype,
+                      context_.device);
   }
   context_.comm.reduce_scatter(mine, out, context_.division.by, context_.label("reducing gradients,", unit));
   return out;
@@ -57,7 +59,7 @@ at::Tensor Reducer::whole(int space, int bucket, const at::Tensor& shard) {
   const auto& s = layout().spaces()[space];
   const auto& b = s.buckets[bucket];
   auto out = tensor_over(whole_scratch_.data(), whole_scratch_.impl(), {b.shard * context_.comm.size()}, {1},
-                         static_cast<at::ScalarType>(s.dtype));
+                         static_cast<at::ScalarType>(s.dtype), context_.device);
   auto mine = out.narrow(0, b.shard * context_.comm.rank(), b.shard);
   if (mine.data_ptr() != shard.data_ptr()) mine.copy_(shard);
   context_.comm.all_gather(mine, out, context_.label("gathering averages,", unit));

@@ -2,8 +2,9 @@
 
 #include <ATen/ops/empty.h>
 
-#include <cstring>
 #include <utility>
+
+#include "core/memory.h"
 
 namespace zero {
 
@@ -29,7 +30,7 @@ at::Tensor ShardStore::raw(int unit) const {
   const auto& s = context_.layout.spaces()[space];
   const auto& b = s.buckets[bucket];
   return tensor_over(static_cast<char*>(shards_[space].data()) + b.shards_before * s.itemsize, shards_[space].impl(), {b.shard},
-                     {1}, context_.dtype(space));
+                     {1}, context_.dtype(space), context_.device);
 }
 
 void ShardStore::divide(int unit) {
@@ -103,7 +104,7 @@ void ShardStore::fetch(int unit) {
       break;
     }
   }
-  if (!whole.defined()) whole = at::empty({bytes}, at::kByte);
+  if (!whole.defined()) whole = at::empty({bytes}, context_.bytes());
   try {
     context_.comm.all_gather(average(unit), bucket(unit), context_.label("gathering gradients,", unit));
   } catch (...) {
@@ -116,15 +117,16 @@ at::Tensor ShardStore::bucket(int unit) {
   const auto& whole = units_[unit].whole;
   const auto [space, b] = context_.layout.place(unit);
   return tensor_over(whole.data_ptr(), std::make_shared<at::Tensor>(whole),
-                     {context_.layout.spaces()[space].buckets[b].shard * context_.layout.ranks()}, {1}, context_.dtype(space));
+                     {context_.layout.spaces()[space].buckets[b].shard * context_.layout.ranks()}, {1}, context_.dtype(space),
+                     context_.device);
 }
 
 void ShardStore::store(int unit) {
   const auto mine = average(unit);
-  const auto bytes = mine.nbytes();
+  const auto bytes = static_cast<std::int64_t>(mine.nbytes());
   if (bytes == 0) return;
   const auto* whole = static_cast<const char*>(units_[unit].whole.const_data_ptr());
-  std::memcpy(mine.data_ptr(), whole + bytes * static_cast<std::size_t>(context_.comm.rank()), bytes);
+  copy_bytes(mine.data_ptr(), whole + bytes * context_.comm.rank(), bytes, context_.device);
 }
 
 void ShardStore::release(int unit) {

@@ -5,9 +5,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "core/check.h"
+#include "core/memory.h"
 #include "paging/page_table.h"
 #include "paging/storage.h"
 
@@ -23,7 +23,7 @@ std::int64_t default_budget(const Layout& layout) { return layout.largest_bucket
 PagedParameters::PagedParameters(const Communicator& comm, const std::vector<Parameter>& parameters, const Layout& layout,
                                  Settings settings, Callbacks callbacks)
     : comm_(comm),
-      gathers_(comm.nodes() > 1 ? comm.duplicate() : Communicator()),
+      gathers_(comm.nodes() > 1 || !comm.device().is_cpu() ? comm.duplicate() : Communicator()),
       parameters_(parameters),
       layout_(layout),
       settings_(settings),
@@ -131,8 +131,8 @@ void PagedParameters::copy_in(int parameter, const at::Tensor& values) {
   const auto* from = static_cast<const char*>(whole.const_data_ptr());
   for (const auto& segment : layout_.segments(slot.space, slot.bucket, comm_.rank()))
     if (segment.parameter == parameter)
-      std::memcpy(memory(slot.space, slot.bucket, segment), from + segment.in_parameter * itemsize,
-                  static_cast<std::size_t>(segment.numel * itemsize));
+      copy_bytes(memory(slot.space, slot.bucket, segment), from + segment.in_parameter * itemsize, segment.numel * itemsize,
+                 comm_.device());
 }
 
 void PagedParameters::leave(int parameter) {
@@ -260,7 +260,7 @@ void PagedParameters::copy_out_mirrored() {
     pager_.pin(unit, true);
     const auto& tensor = parameters_[k].tensor;
     tensor.detach().copy_(tensor_over(units_[unit[0]].block.get() + layout_.bytes_in_bucket(i), nullptr, tensor.sizes(),
-                                      layout_strides(tensor), tensor.scalar_type()));
+                                      layout_strides(tensor), tensor.scalar_type(), tensor.device()));
     pager_.unpin(unit, {});
   }
 }

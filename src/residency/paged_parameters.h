@@ -154,7 +154,7 @@ class PagedParameters final : public ParameterStore,
   Callbacks callbacks_;
   std::vector<Buffer> shards_;  ///< per space: this rank's shards of all its buckets
   std::vector<Entry> entries_;  ///< per parameter
-  UnitMemory memory_;
+  UnitMemory memory_{comm_.device()};
   std::vector<Unit> units_;
   Pager pager_;
   Prefetcher prefetcher_;

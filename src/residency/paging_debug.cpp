@@ -50,7 +50,9 @@ void PagedParameters::check_together(const std::string& label) {
   for (int unit = 0; unit < layout_.units(); ++unit)
     if (pager_.written(unit)) {
       written.push_back(unit);
-      written.push_back(static_cast<std::int64_t>(hash_bytes(units_[unit].block.get(), static_cast<std::size_t>(bytes(unit)))));
+      const auto values =
+          tensor_over(units_[unit].block.get(), nullptr, {bytes(unit)}, {1}, at::kByte, comm_.device()).to(at::kCPU);
+      written.push_back(static_cast<std::int64_t>(hash_bytes(values.const_data_ptr(), values.nbytes())));
     }
   const auto contents = comm_.exchange(packed(written), label + ": debug, edited parameters");
   if (comm_.rank() != 0) return;

@@ -9,6 +9,7 @@
 
 #include "comm/window.h"
 #include "core/check.h"
+#include "core/memory.h"
 #include "paging/storage.h"
 #include "residency/paged_parameters.h"
 
@@ -120,8 +121,8 @@ void PagedParameters::fetch(int unit) {
   } else {
     block = memory_.take(whole, pager_.budget());
     if (gathers_.defined()) {
-      const auto bytes_at = [](char* memory, std::int64_t count) {
-        return tensor_over(memory, nullptr, {count}, {1}, at::kByte);
+      const auto bytes_at = [this](char* memory, std::int64_t count) {
+        return tensor_over(memory, nullptr, {count}, {1}, at::kByte, comm_.device());
       };
       // On this node the rank's own window is the communicator's `self`.
       const auto& own = *shards_[layout_.place(unit).space].impl();
@@ -152,7 +153,7 @@ void PagedParameters::store(int unit) {
   const auto slice = layout_.shard_bytes(unit);
   if (slice == 0) return;
   const auto& own = *shards_[layout_.place(unit).space].impl();
-  std::memcpy(shard_of(unit, own.self), units_[unit].block.get() + slice * comm_.rank(), static_cast<std::size_t>(slice));
+  copy_bytes(shard_of(unit, own.self), units_[unit].block.get() + slice * comm_.rank(), slice, comm_.device());
 }
 
 void PagedParameters::release(int unit) {
@@ -160,7 +161,7 @@ void PagedParameters::release(int unit) {
     if (manages(i) && entries_[i].paged) release_storage(*entries_[i].storage.unsafeGetStorageImpl(), entries_[i].refusal);
   auto& u = units_[unit];
   // 0xFFFF… is a NaN in every floating type: who has kept a pointer sees it.
-  if (settings_.debug && bytes(unit) > 0) std::memset(u.block.get(), 0xFF, static_cast<std::size_t>(bytes(unit)));
+  if (settings_.debug) fill_bytes(u.block.get(), 0xFF, bytes(unit), comm_.device());
   u.block.reset();
   if (std::exchange(u.own_pages, false)) u.view->forget_writes();
 }

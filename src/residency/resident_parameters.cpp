@@ -3,10 +3,10 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
 
-#include <cstring>
 #include <memory>
 
 #include "core/check.h"
+#include "core/memory.h"
 #include "paging/storage.h"
 
 namespace zero {
@@ -62,7 +62,8 @@ void ResidentParameters::adopt(int parameter) {
   if (entry.mirrored) {
     const auto strides = layout_strides(tensor);
     if (flat_) {
-      entry.mirror = tensor_over(entry.memory, arenas_[slot.space].impl(), tensor.sizes(), strides, tensor.scalar_type());
+      entry.mirror =
+          tensor_over(entry.memory, arenas_[slot.space].impl(), tensor.sizes(), strides, tensor.scalar_type(), tensor.device());
     } else {
       entry.mirror = at::empty_strided(tensor.sizes(), strides, tensor.options().requires_grad(false));
       entry.memory = entry.mirror.data_ptr();
@@ -84,8 +85,7 @@ void ResidentParameters::leave(int parameter) {
 
 void ResidentParameters::repoint(int parameter, void* memory) {
   auto* storage = parameters_[parameter].tensor.storage().unsafeGetStorageImpl();
-  const auto bytes = storage->nbytes();
-  std::memcpy(memory, storage->data(), bytes);
+  copy_bytes(memory, storage->data(), static_cast<std::int64_t>(storage->nbytes()), storage->device());
   place_storage(*storage, memory, arenas_[layout_.slot(parameter).space].impl());
 }
 
@@ -115,7 +115,7 @@ void ResidentParameters::gather(int space, int bucket, const std::string& label)
   const auto& s = layout_.spaces()[space];
   const auto& b = s.buckets[bucket];
   const auto full = tensor_over(static_cast<char*>(arenas_[space].data()) + b.begin * s.itemsize, arenas_[space].impl(),
-                                {b.shard * layout_.ranks()}, {1}, static_cast<at::ScalarType>(s.dtype));
+                                {b.shard * layout_.ranks()}, {1}, static_cast<at::ScalarType>(s.dtype), comm_.device());
   comm_.all_gather(full.narrow(0, b.shard * comm_.rank(), b.shard), full, label);
 }
 

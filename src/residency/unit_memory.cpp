@@ -1,6 +1,6 @@
 #include "residency/unit_memory.h"
 
-#include <c10/core/CPUAllocator.h>
+#include <c10/core/Allocator.h>
 
 #include <map>
 #include <mutex>
@@ -15,7 +15,7 @@ struct UnitMemory::Pool {
   bool open = true;  ///< false: what comes back is freed
 };
 
-UnitMemory::UnitMemory() : pool_(std::make_shared<Pool>()) {}
+UnitMemory::UnitMemory(c10::Device device) : device_(device), pool_(std::make_shared<Pool>()) {}
 
 UnitMemory::~UnitMemory() {
   const std::lock_guard<std::mutex> lock(pool_->mutex);
@@ -42,7 +42,7 @@ UnitMemory::Block UnitMemory::take(std::int64_t bytes, std::int64_t limit) {
   }
   if (!memory && bytes > 0) {
     try {
-      memory = c10::GetCPUAllocator()->allocate(static_cast<std::size_t>(bytes));
+      memory = c10::GetAllocator(device_.type())->allocate(static_cast<std::size_t>(bytes));
     } catch (...) {
       const std::lock_guard<std::mutex> lock(pool_->mutex);
       pool_->in_use -= bytes;

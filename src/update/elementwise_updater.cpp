@@ -86,7 +86,7 @@ class ElementwiseUpdater : public Updater {
     auto& t = stand_ins_[piece.parameter];
     const auto now = updated(piece, parameter);
     if (!t.defined() || t.data_ptr() != now.data_ptr() || t.numel() != now.numel() || t.scalar_type() != now.scalar_type()) {
-      t = tensor_over(now.data_ptr(), nullptr, now.sizes(), now.strides(), now.scalar_type());
+      t = tensor_over(now.data_ptr(), nullptr, now.sizes(), now.strides(), now.scalar_type(), now.device());
       t.requires_grad_(true);
     }
     return t;

@@ -3,8 +3,11 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
+#include <optional>
+
 #include "core/check.h"
 #include "kernels/kernels.h"
+#include "update/device_pass.h"
 #include "update/updater.h"
 
 namespace zero {
@@ -28,7 +31,9 @@ DType kernel_type(at::ScalarType type) {
 
 class FusedUpdater : public Updater {
  public:
-  explicit FusedUpdater(const UpdateContext& context) : context_(context) {}
+  explicit FusedUpdater(const UpdateContext& context) : context_(context) {
+    if (!context.device.is_cpu()) device_.emplace(context.device, make_cuda_launcher(context.device));
+  }
   bool wants_everything() const override { return false; }
 
   void update(const std::vector<Piece>& pieces, const Groups& groups, StateMap& state, double factor, int threads) override {
@@ -132,22 +137,25 @@ class FusedUpdater : public Updater {
         kernels::SgdArgs args;
         args.lr = o.lr(), args.momentum = o.momentum(), args.dampening = o.dampening(), args.weight_decay = o.weight_decay();
         args.nesterov = o.nesterov(), args.first = run.starts, args.grad_scale = factor;
-        kernels::sgd({run.param, run.grad, run.first, run.master}, run.numel, args, threads);
+        const kernels::SgdSpans spans{run.param, run.grad, run.first, run.master};
+        device_ ? device_->sgd(spans, run.numel, args) : kernels::sgd(spans, run.numel, args, threads);
       }
     }
   }
 
   template <typename Options>
-  static void adam(const Run& run, const Options& o, bool decoupled, double factor, int threads) {
+  void adam(const Run& run, const Options& o, bool decoupled, double factor, int threads) {
     kernels::AdamArgs args;
     args.lr = o.lr(), args.beta1 = std::get<0>(o.betas()), args.beta2 = std::get<1>(o.betas());
     args.eps = o.eps(), args.weight_decay = o.weight_decay(), args.decoupled = decoupled;
     args.step = run.step, args.grad_scale = factor;
-    kernels::adam({run.param, run.grad, run.first, run.second, run.third, run.master}, run.numel, args, threads);
+    const kernels::AdamSpans spans{run.param, run.grad, run.first, run.second, run.third, run.master};
+    device_ ? device_->adam(spans, run.numel, args) : kernels::adam(spans, run.numel, args, threads);
   }
 
   UpdateContext context_;
   FlatState flat_;
+  std::optional<DevicePass> device_;  ///< where parameters are on a GPU
 };
 
 }  // namespace

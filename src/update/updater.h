@@ -36,6 +36,7 @@ struct UpdateContext {
   const std::vector<Parameter>& parameters;
   const Precision& precision;
   MasterWeights& masters;
+  c10::Device device;
 };
 
 /// True for the classes and types that the fused pass knows.

@@ -30,6 +30,7 @@ double mean_of_last_tenth(const std::vector<double>& losses) {
 }  // namespace
 
 int main(int argc, char** argv) try {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
   if (argc < 6) throw std::runtime_error("usage: gpt_precision MODEL STEPS FOLDER GPT MPIRUN...");
   const std::string model = argv[1], steps = argv[2], folder = argv[3];
   std::string launcher;

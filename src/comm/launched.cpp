@@ -1,0 +1,147 @@
+// Joining the ranks that zero-run has started, see launched.h.
+#include "comm/launched.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <new>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/node_impl.h"
+#include "comm/wait.h"
+#include "core/check.h"
+
+namespace zero {
+namespace {
+
+/// All ranks are processes of this machine that know each other's memory by /proc.
+class LaunchedImpl final : public NodeImpl {
+ public:
+  LaunchedImpl(int rank, Team::Setup setup) : NodeImpl(rank, Team::Setup(setup)), setup_(std::move(setup)) {}
+
+ protected:
+  std::shared_ptr<CommunicatorImpl> form(const std::vector<int>& members, int /*color*/, int /*key*/) override {
+    struct Offer {
+      char token[16] = {};
+      char error[400] = {};
+    };
+    const auto count = static_cast<int>(members.size());
+    const auto bytes = static_cast<std::int64_t>(sizeof(Slot)) * count;
+    std::shared_ptr<Mapping> memory;
+    const auto meet = [&](const auto& step) {
+      Offer mine;
+      try {
+        step(mine);
+      } catch (const c10::Error& error) {
+        std::strncpy(mine.error, error.msg().c_str(), sizeof mine.error - 1);
+      }
+      std::vector<Offer> all;
+      for (const auto& packed : swap({reinterpret_cast<const char*>(&mine), sizeof mine})) {
+        Offer theirs;
+        std::memcpy(&theirs, packed.data(), sizeof theirs);
+        all.push_back(theirs);
+      }
+      for (std::size_t r = 0; r < all.size(); ++r)
+        ZERO_CHECK(all[r].error[0] == '\0', "making a communicator: rank ", r, ": ", all[r].error);
+      return all;
+    };
+    // The first member makes the slots, the others open them.
+    const bool leads = count > 0 && members[0] == rank();
+    const auto offers = meet([&](Offer& offer) {
+      if (!leads) return;
+      memory = Mapping::create(bytes, true);
+      for (int i = 0; i < count; ++i) new (memory->data() + static_cast<std::ptrdiff_t>(sizeof(Slot)) * i) Slot;
+      const auto token = token_of(memory, true);
+      std::memcpy(offer.token, token.data(), std::min(token.size(), sizeof offer.token));
+    });
+    meet([&](Offer&) {
+      if (count > 0 && !leads)
+        memory = from_token({offers[static_cast<std::size_t>(members[0])].token, sizeof Offer::token}, bytes, true);
+    });
+    if (count == 0) return nullptr;
+    memory->close_fd();
+    Team::Setup setup;
+    setup.world = count;
+    setup.backend = setup_.backend;
+    for (int i = 0; i < count; ++i) {
+      if (members[static_cast<std::size_t>(i)] == rank()) setup.rank = i;
+      setup.ranks.push_back(i);
+      setup.pids.push_back(setup_.pids[static_cast<std::size_t>(members[static_cast<std::size_t>(i)])]);
+    }
+    setup.slots = {memory, reinterpret_cast<Slot*>(memory->data())};
+    const int index = setup.rank;
+    auto formed = std::make_shared<LaunchedImpl>(index, std::move(setup));
+    formed->set_wait_policy(wait_policy());
+    return formed;
+  }
+
+ private:
+  const Team::Setup setup_;
+};
+
+// Waits until all have come.
+std::vector<pid_t> meet(LaunchBoard& board, pid_t launcher, int rank, int ranks) {
+  const WaitPolicy policy;
+  board.pids[rank].store(getpid());
+  const auto began = Clock::now();
+  std::vector<pid_t> pids(static_cast<std::size_t>(ranks));
+  for (bool warned = false;;) {
+    std::string missing;
+    for (int r = 0; r < ranks; ++r)
+      if ((pids[static_cast<std::size_t>(r)] = board.pids[r].load()) == 0)
+        missing += (missing.empty() ? "" : ", ") + std::to_string(r);
+    if (missing.empty()) return pids;
+    const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - began);
+    ZERO_CHECK(waited < policy.timeout, "make_communicator: rank ", rank, " has waited ", readable(waited), " for rank(s) ",
+               missing, " to call it");
+    ZERO_CHECK(kill(launcher, 0) == 0 || errno != ESRCH, "make_communicator: zero-run has ended before rank(s) ", missing,
+               " came");
+    if (!warned && waited >= policy.warn_after) {
+      warned = true;
+      std::fprintf(stderr, "zero: make_communicator: rank %d has waited %s for rank(s) %s\n", rank, readable(waited).c_str(),
+                   missing.c_str());
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+Communicator join(const char* value) {
+  int launcher = 0, fd = 0, rank = -1, ranks = 0;
+  const int read = std::sscanf(value, "%d:%d:%d:%d", &launcher, &fd, &rank, &ranks);
+  ZERO_CHECK(read == 4 && ranks >= 1 && ranks <= LaunchBoard::kMostRanks && rank >= 0 && rank < ranks, kLaunchVariable, "=",
+             value, ": not what zero-run sets; start the program by `zero-run -n N program`");
+  const auto memory = Mapping::open(launcher, fd, LaunchBoard::bytes(ranks));
+  memory->close_fd();
+  auto& board = *reinterpret_cast<LaunchBoard*>(memory->data());
+  Team::Setup setup;
+  setup.rank = rank;
+  setup.world = ranks;
+  for (int r = 0; r < ranks; ++r) setup.ranks.push_back(r);
+  setup.backend = "launched";
+  setup.slots = {memory, board.slots()};
+  setup.pids = meet(board, launcher, rank, ranks);
+  return Communicator(std::make_shared<LaunchedImpl>(rank, std::move(setup)));
+}
+
+}  // namespace
+
+Communicator launched_communicator() {
+  const char* value = std::getenv(kLaunchVariable);
+  if (value == nullptr || *value == '\0') return {};
+  static std::mutex mutex;
+  static auto* const first = new Communicator;  // to the end of the process: others may be waiting for it
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (first->defined()) return first->duplicate();
+  *first = join(value);
+  return first->duplicate();
+}
+
+}  // namespace zero
