@@ -69,26 +69,31 @@ ZERO_HOST_DEVICE Decay decay_of(const AdamArgs& a) {
   return a.weight_decay == 0 ? Decay::none : a.decoupled ? Decay::decoupled : Decay::l2;
 }
 
-/// One element's step of Adam or AdamW.
+/// One element's step of Adam or AdamW. max_v is read and written with amsgrad only. Where decay and amsgrad are constants, the
+/// compiler leaves nothing of the others; a CUDA kernel looks them up per parameter.
+template <class T>
+ZERO_HOST_DEVICE void adam_element(const AdamScalars<T>& s, Decay decay, bool amsgrad, T& p, T g, T& m, T& v, T& max_v) {
+  g = g * s.grad_scale;
+  if (decay == Decay::l2) g = g + s.decay * p;
+  if (decay == Decay::decoupled) p = p * s.decay;
+  m = m * s.beta1 + s.one_minus_beta1 * g;
+  v = v * s.beta2 + s.one_minus_beta2 * g * g;
+  T second = v;
+  if (amsgrad) {
+    // As torch::max: NaN on either side wins.
+    second = max_v >= v || max_v != max_v ? max_v : v;
+    max_v = second;
+  }
+  const T denominator = square_root(second) / s.sqrt_bias_correction2 + s.eps;
+  p = p + s.minus_step_size * m / denominator;
+}
+
 template <class T, Decay kDecay, bool kAmsgrad>
 struct AdamRule {
   AdamScalars<T> s;
 
-  /// max_v is read and written with kAmsgrad only.
   ZERO_HOST_DEVICE void operator()(T& p, T g, T& m, T& v, T& max_v) const {
-    g = g * s.grad_scale;
-    if (kDecay == Decay::l2) g = g + s.decay * p;
-    if (kDecay == Decay::decoupled) p = p * s.decay;
-    m = m * s.beta1 + s.one_minus_beta1 * g;
-    v = v * s.beta2 + s.one_minus_beta2 * g * g;
-    T second = v;
-    if (kAmsgrad) {
-      // As torch::max: NaN on either side wins.
-      second = max_v >= v || max_v != max_v ? max_v : v;
-      max_v = second;
-    }
-    const T denominator = square_root(second) / s.sqrt_bias_correction2 + s.eps;
-    p = p + s.minus_step_size * m / denominator;
+    adam_element(s, kDecay, kAmsgrad, p, g, m, v, max_v);
   }
 };
 
@@ -122,23 +127,25 @@ ZERO_HOST_DEVICE Momentum momentum_of(const SgdArgs& a) {
   return a.nesterov ? Momentum::nesterov : Momentum::heavy_ball;
 }
 
-/// One element's step of SGD.
+/// One element's step of SGD. buffer is read and written with momentum only; a first step doesn't read it.
+template <class T>
+ZERO_HOST_DEVICE void sgd_element(const SgdScalars<T>& s, Momentum momentum, bool decay, T& p, T g, T& buffer) {
+  g = g * s.grad_scale;
+  if (decay) g = g + s.weight_decay * p;
+  if (momentum == Momentum::first || momentum == Momentum::first_nesterov) buffer = g;
+  if (momentum == Momentum::heavy_ball || momentum == Momentum::nesterov) {
+    buffer = buffer * s.momentum + s.one_minus_dampening * g;
+  }
+  if (momentum == Momentum::first || momentum == Momentum::heavy_ball) g = buffer;
+  if (momentum == Momentum::first_nesterov || momentum == Momentum::nesterov) g = g + s.momentum * buffer;
+  p = p + s.minus_lr * g;
+}
+
 template <class T, Momentum kMomentum, bool kDecay>
 struct SgdRule {
   SgdScalars<T> s;
 
-  /// buffer is read and written with momentum only; a first step doesn't read it.
-  ZERO_HOST_DEVICE void operator()(T& p, T g, T& buffer) const {
-    g = g * s.grad_scale;
-    if (kDecay) g = g + s.weight_decay * p;
-    if (kMomentum == Momentum::first || kMomentum == Momentum::first_nesterov) buffer = g;
-    if (kMomentum == Momentum::heavy_ball || kMomentum == Momentum::nesterov) {
-      buffer = buffer * s.momentum + s.one_minus_dampening * g;
-    }
-    if (kMomentum == Momentum::first || kMomentum == Momentum::heavy_ball) g = buffer;
-    if (kMomentum == Momentum::first_nesterov || kMomentum == Momentum::nesterov) g = g + s.momentum * buffer;
-    p = p + s.minus_lr * g;
-  }
+  ZERO_HOST_DEVICE void operator()(T& p, T g, T& buffer) const { sgd_element(s, kMomentum, kDecay, p, g, buffer); }
 };
 
 }  // namespace zero::kernels

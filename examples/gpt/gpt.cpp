@@ -72,7 +72,8 @@ Run train(const Settings& settings, const std::string& text, const zero::Communi
     for (std::int64_t micro = 0; micro < settings.accumulate; ++micro) {
       const auto [inputs, targets] =
           batches.get({recorder.step(), micro, settings.accumulate, comm.rank(), comm.size()}, settings.micro_batch);
-      const auto micro_loss = model->forward(inputs.to(ranks.device()), targets.to(ranks.device())) / static_cast<double>(settings.accumulate);
+      const auto micro_loss =
+          model->forward(inputs.to(ranks.device()), targets.to(ranks.device())) / static_cast<double>(settings.accumulate);
       (scaler ? scaler->scale(micro_loss) : micro_loss).backward();
       loss += micro_loss.item<double>();
     }

@@ -14,6 +14,8 @@ namespace {
 
 constexpr std::int64_t kStagingBytes = std::int64_t{8} << 20;
 
+}  // namespace
+
 std::int64_t staging_bytes_wanted(int ranks) {
   std::int64_t bytes = kStagingBytes;
   if (const char* value = std::getenv("ZERO_STAGING_BYTES"); value != nullptr && *value != '\0') {
@@ -23,8 +25,6 @@ std::int64_t staging_bytes_wanted(int ranks) {
   // Each half holds at least a cache line for every rank.
   return std::max<std::int64_t>(bytes, 128 * static_cast<std::int64_t>(ranks)) / 128 * 128;
 }
-
-}  // namespace
 
 TeamImpl::TeamImpl(int rank, Team::Setup setup)
     : team_(std::move(setup)), rank_(rank), staging_bytes_(staging_bytes_wanted(team_.world())) {}
@@ -81,6 +81,13 @@ void TeamImpl::break_down(std::exception_ptr error, int origin, const std::strin
 
 void TeamImpl::fail(const std::string& why) {
   if (team_.fail(rank_, "failed: " + why)) spread_failure(rank_, "failed: " + why);
+}
+
+void TeamImpl::check_failures() {
+  guarded([this] {
+    team_.check_failures();
+    check_far_failures();
+  });
 }
 
 void TeamImpl::compare(const std::vector<Call>& calls, const std::vector<std::string>& notes) const {

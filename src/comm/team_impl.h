@@ -14,6 +14,9 @@
 
 namespace zero {
 
+/// How much memory for staging copies each rank has: ZERO_STAGING_BYTES, in whole cache lines.
+std::int64_t staging_bytes_wanted(int ranks);
+
 class TeamImpl : public CommunicatorImpl {
  public:
   TeamImpl(int rank, Team::Setup setup);
@@ -34,6 +37,7 @@ class TeamImpl : public CommunicatorImpl {
   [[noreturn]] void refuse(const std::string& message) override;
 
   void fail(const std::string& why) override;
+  void check_failures() override;
   bool peer_failed() const { return team_.peer_failed(); }
   void set_wait_policy(const WaitPolicy& policy) override { team_.policy = policy; }
   WaitPolicy wait_policy() const override { return team_.policy; }

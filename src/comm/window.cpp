@@ -41,7 +41,10 @@ Mapping::Mapping(std::int64_t bytes, int fd, bool counted) : bytes_(whole_pages(
 }
 
 Mapping::~Mapping() {
-  if (data_ != nullptr) munmap(data_, static_cast<std::size_t>(bytes_));
+  if (release_)
+    release_();
+  else if (data_ != nullptr)
+    munmap(data_, static_cast<std::size_t>(bytes_));
   close_fd();
   if (counted_) held -= bytes_;
 }
@@ -82,6 +85,13 @@ std::shared_ptr<Mapping> Mapping::open(pid_t pid, int fd, std::int64_t bytes) {
   void* data = mmap(nullptr, static_cast<std::size_t>(mapping->bytes_), PROT_READ | PROT_WRITE, MAP_SHARED, mapping->fd_, 0);
   ZERO_CHECK(data != MAP_FAILED, "mapping ", readable_bytes(bytes), " of process ", pid, ": ", std::strerror(errno));
   mapping->data_ = static_cast<char*>(data);
+  return mapping;
+}
+
+std::shared_ptr<Mapping> Mapping::adopt(void* data, std::int64_t bytes, std::function<void()> release) {
+  std::shared_ptr<Mapping> mapping(new Mapping(bytes, -1, false));
+  mapping->data_ = static_cast<char*>(data);
+  mapping->release_ = std::move(release);
   return mapping;
 }
 

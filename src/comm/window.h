@@ -6,6 +6,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,13 +15,15 @@
 
 namespace zero {
 
-/// Pages mapped into this process; unmapped at the end.
+/// Pages mapped into this process and unmapped at the end, or memory of a device.
 class Mapping {
  public:
   /// Zero-filled memory of this process. `shared`: backed by a memfd, all of it reserved.
   static std::shared_ptr<Mapping> create(std::int64_t bytes, bool shared);
   /// The memfd of another process. The descriptor stays open, too.
   static std::shared_ptr<Mapping> open(pid_t pid, int fd, std::int64_t bytes);
+  /// Memory from elsewhere (of a device), given back by `release` instead of being unmapped.
+  static std::shared_ptr<Mapping> adopt(void* data, std::int64_t bytes, std::function<void()> release);
   ~Mapping();
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
@@ -36,6 +39,7 @@ class Mapping {
   std::int64_t bytes_;  ///< whole pages
   int fd_ = -1;
   bool counted_;
+  std::function<void()> release_;
 };
 
 /// How this process shows a mapping to its peers; from_token() is for the peer.

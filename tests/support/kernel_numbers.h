@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "kernels/table.h"
 
 namespace kernel_numbers {
 
