@@ -4,7 +4,7 @@ set -uo pipefail
 run=$1 worker=$2
 fail() { printf 'FAILED: %s\n' "$*" >&2; exit 1; }
 
-for n in 1 2 3; do
+for n in 2 3; do
   "$run" -n "$n" "$worker" conform || fail "$n ranks: status $?"
 done
 
