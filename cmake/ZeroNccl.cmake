@@ -24,7 +24,7 @@ if(ZERO_HAVE_CUDA AND ZERO_TORCH_HAS_CUDA)
       ${CMAKE_DL_LIBS} rt)
 endif()
 
-# PyPI's packages lie beside LibTorch. (NO_CACHE would look again each time; the variables are for whoever has them elsewhere.)
+# PyPI's packages lie beside LibTorch.
 find_path(ZERO_NCCL_INCLUDE nccl.h HINTS "${ZERO_TORCH_ROOT}/../nvidia/nccl/include" DOC "Folder of nccl.h")
 if(NOT _zero_cuda_includes)
   file(GLOB _zero_wheels "${ZERO_TORCH_ROOT}/../nvidia/cu*/include")

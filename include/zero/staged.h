@@ -11,8 +11,8 @@ namespace zero {
 /// calls `inner` there, and copies the results back. For what NCCL can't do: several ranks on one GPU (tests, debugging), or nodes
 /// that only MPI connects. Same bits, agreement and errors as `inner`.
 ///
-/// Slow by nature: every collective waits on the host for the device, and moves chunks of what ZERO_STAGING_BYTES says (8 MiB per
-/// rank by default, allocated at the first use and kept). ReduceQueue::begin() is a collective here, in the same order among
+/// Slow by nature: every collective waits on the host for the device, and moves chunks of what ZERO_STAGING_BYTES says (8 MiB
+/// per rank by default, allocated here and kept). ReduceQueue::begin() is a collective here, in the same order among
 /// all calls on every rank, and its operations are over when it returns.
 ///
 /// @param inner  a communicator of the CPU: mpi, thread, self. It is duplicated.

@@ -1,6 +1,7 @@
 // The CUDA kernels of a step, as the host calls them. Needs no CUDA headers: a stream is a cudaStream_t. Every function puts work on
-// its stream and returns; none waits, allocates or reads back, so all can be captured in a CUDA graph. A launch that fails throws
-// std::runtime_error with CUDA's own words; wrong arguments throw std::invalid_argument before anything is launched.
+// its stream and returns; none waits, allocates or reads back, so all can be captured in a CUDA graph (after one step without a
+// graph: a kernel's first launch loads it). A launch that fails throws std::runtime_error with CUDA's own words; wrong arguments throw
+// std::invalid_argument before anything is launched.
 //
 // A step, in this order on one stream (records, tables and workspace in device memory, see step.h and segments.h):
 //

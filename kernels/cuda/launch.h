@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <atomic>
 #include <stdexcept>
 #include <string>
 
@@ -31,10 +32,10 @@ __global__ void __launch_bounds__(kThreads, Body::kBlocksPerMultiprocessor) run(
 template <class Body>
 int resident_blocks(const char* what) {
   constexpr int kDevices = 64;
-  static int known[kDevices] = {};  // written with the same value by whoever is first
+  static std::atomic<int> known[kDevices] = {};  // ranks may be threads; whoever is first, it is the same number
   int device = 0;
   check(cudaGetDevice(&device), what);
-  int blocks = device < kDevices ? known[device] : 0;
+  int blocks = device < kDevices ? known[device].load() : 0;
   if (blocks == 0) {
     int processors = 0, each = 0;
     check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), what);

@@ -98,12 +98,15 @@ void StagedImpl::run(Call call, const std::function<void()>& body) {
   call.number = ++traffic_.calls;
   current_ = call;
   try {
-    const OnDevice here(*device_);
+    const OnDevice on(*device_);
     device_->record(event_, device_->compute_stream());
     device_->wait(stream_, event_);
+    // Also after an error: callers free their memory then, which copies may still read.
+    struct Fence {
+      StagedImpl& impl;
+      ~Fence() { impl.fence_after(); }
+    } fence{*this};
     body();
-    device_->record(event_, stream_);
-    device_->wait(device_->compute_stream(), event_);
   } catch (const AgreedError&) {
     throw;
   } catch (const c10::Error& error) {
@@ -112,6 +115,16 @@ void StagedImpl::run(Call call, const std::function<void()>& body) {
   } catch (const std::exception& error) {
     fail(error.what());
     throw;
+  }
+}
+
+// An error of the device shows again in the next call.
+void StagedImpl::fence_after() noexcept {
+  try {
+    device_->record(event_, stream_);
+    device_->wait(device_->compute_stream(), event_);
+  } catch (const std::exception& error) {
+    fail(error.what());
   }
 }
 

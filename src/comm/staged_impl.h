@@ -56,6 +56,7 @@ class StagedImpl final : public CommunicatorImpl {
 
   /// Runs one collective on tensors: counts it, fences it, tells the peers of an error that is only this rank's.
   void run(Call call, const std::function<void()>& body);
+  void fence_after() noexcept;
   /// "rank 1 of 4 (staged): reduce_scatter #3 of …"
   std::string here() const;
   /// inner's collective on what has been copied to the staging memory so far.

@@ -178,7 +178,7 @@ TEST_CASE("the private stream waits for the input; a test without that fence see
   for (const auto way : {Way::reduce_scatter, Way::all_reduce, Way::queue}) {
     INFO(static_cast<int>(way));
     CHECK(through_streams(way, fake::Omit::nothing, false) == 3.0f);
-    CHECK(through_streams(way, fake::Omit::waits_of_private_streams, false) != 3.0f);
+    if (fake::kMayRace) CHECK(through_streams(way, fake::Omit::waits_of_private_streams, false) != 3.0f);
   }
 }
 
@@ -186,7 +186,7 @@ TEST_CASE("the compute stream waits for the output; a test without that fence se
   for (const auto way : {Way::reduce_scatter, Way::all_reduce, Way::queue}) {
     INFO(static_cast<int>(way));
     CHECK(through_streams(way, fake::Omit::nothing, true) == 3.0f);
-    CHECK(through_streams(way, fake::Omit::waits_of_the_compute_stream, true) != 3.0f);
+    if (fake::kMayRace) CHECK(through_streams(way, fake::Omit::waits_of_the_compute_stream, true) != 3.0f);
   }
   CHECK(through_streams(Way::all_gather, fake::Omit::nothing, true) == 3.0f);
   CHECK(through_streams(Way::broadcast, fake::Omit::nothing, true) == 3.0f);

@@ -115,7 +115,7 @@ float late_sum(fake::Omit omit) {
 
 TEST_CASE("staged copies wait for the compute stream") {
   CHECK(late_sum(fake::Omit::nothing) == 2.0f);
-  CHECK(late_sum(fake::Omit::waits_of_private_streams) != 2.0f);  // the test sees a fence that isn't there
+  if (fake::kMayRace) CHECK(late_sum(fake::Omit::waits_of_private_streams) != 2.0f);  // the test sees a fence that isn't there
 }
 
 TEST_CASE("the compute stream waits for the staged copies back") {
@@ -142,7 +142,7 @@ TEST_CASE("the compute stream waits for the staged copies back") {
     return result;
   };
   CHECK(seen(fake::Omit::nothing) == 2.0f);
-  CHECK(seen(fake::Omit::waits_of_the_compute_stream) != 2.0f);
+  if (fake::kMayRace) CHECK(seen(fake::Omit::waits_of_the_compute_stream) != 2.0f);
 }
 
 TEST_CASE("an error of one rank's device reaches the others by name") {

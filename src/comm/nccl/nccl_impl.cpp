@@ -113,6 +113,13 @@ void NcclImpl::break_down(std::exception_ptr error) noexcept {
   broken_ = std::move(error);
   group_.clear();
   comm_->abort();
+  try {
+    // Callers free their memory now: kernels that are about to end mustn't find it in other hands.
+    const OnDevice on(device_);
+    fence_after();
+  } catch (const std::exception&) {
+    // The device is what has failed.
+  }
 }
 
 void NcclImpl::check_failures() {
