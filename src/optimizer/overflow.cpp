@@ -57,7 +57,9 @@ void ZeroOptimizer::Impl::end_loss_scaling() {
         gradients->look_for_nonfinite(suspicious());
         ZERO_FAIL("step ", report.number, " was skipped: ", report.reason);
       }
-      if (!scaling->warned && comm.rank() == 0) TORCH_WARN("step ", report.number, " was skipped: ", report.reason);
+      if (!scaling->warned && comm.rank() == 0) {
+        TORCH_WARN("step ", report.number, " was skipped: ", report.reason);
+      }
       scaling->warned = true;
     }
   }
