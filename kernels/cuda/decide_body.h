@@ -36,8 +36,28 @@ ZERO_HOST_DEVICE void decide(const StepSettings& settings, const LossScaleState*
   record.skip = record.overflow != 0 && settings.skip_nonfinite != 0;
 }
 
+/// The plan of a parameter that is updated, from what the CPU's kernels are called with.
 template <class T>
-ZERO_HOST_DEVICE AdamPlan<T> plan_of(const AdamGroup& o, const ParameterStep& p, double grad_factor, T /*arithmetic*/) {
+ZERO_HOST_DEVICE AdamPlan<T> plan_of(const AdamArgs& a, bool amsgrad, T /*arithmetic*/) {
+  AdamPlan<T> plan{};
+  plan.scalars = make_adam_scalars<T>(a);
+  plan.decay = decay_of(a);
+  plan.amsgrad = amsgrad;
+  plan.active = 1;
+  return plan;
+}
+template <class T>
+ZERO_HOST_DEVICE SgdPlan<T> plan_of(const SgdArgs& a, T /*arithmetic*/) {
+  SgdPlan<T> plan{};
+  plan.scalars = make_sgd_scalars<T>(a);
+  plan.momentum = momentum_of(a);
+  plan.decay = a.weight_decay != 0;
+  plan.active = 1;
+  return plan;
+}
+
+template <class T>
+ZERO_HOST_DEVICE AdamPlan<T> plan_of(const AdamGroup& o, const ParameterStep& p, double grad_factor, T arithmetic) {
   AdamArgs a;
   a.lr = o.lr;
   a.beta1 = o.beta1;
@@ -47,16 +67,13 @@ ZERO_HOST_DEVICE AdamPlan<T> plan_of(const AdamGroup& o, const ParameterStep& p,
   a.decoupled = o.decoupled != 0;
   a.step = p.steps + 1;
   a.grad_scale = grad_factor;
-  AdamPlan<T> plan{};
-  plan.scalars = make_adam_scalars<T>(a);
-  plan.decay = decay_of(a);
-  plan.amsgrad = o.amsgrad;
+  AdamPlan<T> plan = plan_of(a, o.amsgrad != 0, arithmetic);
   plan.active = p.absent == 0;
   return plan;
 }
 
 template <class T>
-ZERO_HOST_DEVICE SgdPlan<T> plan_of(const SgdGroup& o, const ParameterStep& p, double grad_factor, T /*arithmetic*/) {
+ZERO_HOST_DEVICE SgdPlan<T> plan_of(const SgdGroup& o, const ParameterStep& p, double grad_factor, T arithmetic) {
   SgdArgs a;
   a.lr = o.lr;
   a.momentum = o.momentum;
@@ -65,10 +82,7 @@ ZERO_HOST_DEVICE SgdPlan<T> plan_of(const SgdGroup& o, const ParameterStep& p, d
   a.nesterov = o.nesterov != 0;
   a.first = p.started == 0;
   a.grad_scale = grad_factor;
-  SgdPlan<T> plan{};
-  plan.scalars = make_sgd_scalars<T>(a);
-  plan.momentum = momentum_of(a);
-  plan.decay = o.weight_decay != 0;
+  SgdPlan<T> plan = plan_of(a, arithmetic);
   plan.active = p.absent == 0;
   return plan;
 }

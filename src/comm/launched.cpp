@@ -3,19 +3,18 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
-#include <new>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "comm/node_impl.h"
+#include "comm/shared_slots.h"
 #include "comm/wait.h"
 #include "core/check.h"
 
@@ -25,66 +24,37 @@ namespace {
 /// All ranks are processes of this machine that know each other's memory by /proc.
 class LaunchedImpl final : public NodeImpl {
  public:
-  LaunchedImpl(int rank, Team::Setup setup) : NodeImpl(rank, Team::Setup(setup)), setup_(std::move(setup)) {}
+  explicit LaunchedImpl(const Team::Setup& setup) : NodeImpl(setup.rank, setup), pids_(setup.pids) {}
 
  protected:
   std::shared_ptr<CommunicatorImpl> form(const std::vector<int>& members, int /*color*/, int /*key*/) override {
-    struct Offer {
-      char token[16] = {};
-      char error[400] = {};
-    };
     const auto count = static_cast<int>(members.size());
-    const auto bytes = static_cast<std::int64_t>(sizeof(Slot)) * count;
-    std::shared_ptr<Mapping> memory;
-    const auto meet = [&](const auto& step) {
-      Offer mine;
-      try {
-        step(mine);
-      } catch (const c10::Error& error) {
-        std::strncpy(mine.error, error.msg().c_str(), sizeof mine.error - 1);
-      }
-      std::vector<Offer> all;
+    const auto swap_offers = [this](const SlotOffer& mine) {
+      std::vector<SlotOffer> all;
       for (const auto& packed : swap({reinterpret_cast<const char*>(&mine), sizeof mine})) {
-        Offer theirs;
-        std::memcpy(&theirs, packed.data(), sizeof theirs);
-        all.push_back(theirs);
+        all.emplace_back();
+        std::memcpy(static_cast<void*>(&all.back()), packed.data(), sizeof(SlotOffer));
       }
-      for (std::size_t r = 0; r < all.size(); ++r)
-        ZERO_CHECK(all[r].error[0] == '\0', "making a communicator: rank ", r, ": ", all[r].error);
       return all;
     };
-    // The first member makes the slots, the others open them.
-    const bool leads = count > 0 && members[0] == rank();
-    const auto offers = meet([&](Offer& offer) {
-      if (!leads) return;
-      memory = Mapping::create(bytes, true);
-      for (int i = 0; i < count; ++i) new (memory->data() + static_cast<std::ptrdiff_t>(sizeof(Slot)) * i) Slot;
-      const auto token = token_of(memory, true);
-      std::memcpy(offer.token, token.data(), std::min(token.size(), sizeof offer.token));
-    });
-    meet([&](Offer&) {
-      if (count > 0 && !leads)
-        memory = from_token({offers[static_cast<std::size_t>(members[0])].token, sizeof Offer::token}, bytes, true);
-    });
-    if (count == 0) return nullptr;
-    memory->close_fd();
+    auto slots = share_slots(swap_offers, rank(), members.empty() ? -1 : members[0], count);
+    if (slots == nullptr) return nullptr;
     Team::Setup setup;
     setup.world = count;
-    setup.backend = setup_.backend;
+    setup.backend = backend();
     for (int i = 0; i < count; ++i) {
       if (members[static_cast<std::size_t>(i)] == rank()) setup.rank = i;
       setup.ranks.push_back(i);
-      setup.pids.push_back(setup_.pids[static_cast<std::size_t>(members[static_cast<std::size_t>(i)])]);
+      setup.pids.push_back(pids_[static_cast<std::size_t>(members[static_cast<std::size_t>(i)])]);
     }
-    setup.slots = {memory, reinterpret_cast<Slot*>(memory->data())};
-    const int index = setup.rank;
-    auto formed = std::make_shared<LaunchedImpl>(index, std::move(setup));
+    setup.slots = std::move(slots);
+    auto formed = std::make_shared<LaunchedImpl>(setup);
     formed->set_wait_policy(wait_policy());
     return formed;
   }
 
  private:
-  const Team::Setup setup_;
+  const std::vector<pid_t> pids_;  ///< by rank
 };
 
 // Waits until all have come.
@@ -128,7 +98,7 @@ Communicator join(const char* value) {
   setup.backend = "launched";
   setup.slots = {memory, board.slots()};
   setup.pids = meet(board, launcher, rank, ranks);
-  return Communicator(std::make_shared<LaunchedImpl>(rank, std::move(setup)));
+  return Communicator(std::make_shared<LaunchedImpl>(setup));
 }
 
 }  // namespace

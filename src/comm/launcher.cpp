@@ -103,17 +103,17 @@ int launch(int ranks, const std::vector<std::string>& command, double grace_seco
       received = 0;
       children.tell(number);
     }
-    int how = 0;
-    const pid_t pid = waitpid(-1, &how, WNOHANG);
-    if (pid > 0) {
-      const auto it = std::find(children.pids.begin(), children.pids.end(), pid);
-      if (it == children.pids.end()) continue;
-      children.pids.erase(it);
+    for (std::size_t i = 0; i < children.pids.size();) {
+      int how = 0;
+      if (waitpid(children.pids[i], &how, WNOHANG) <= 0) {
+        ++i;
+        continue;
+      }
+      children.pids.erase(children.pids.begin() + static_cast<std::ptrdiff_t>(i));
       const int code = WIFEXITED(how) ? WEXITSTATUS(how) : 128 + WTERMSIG(how);
       if (code == 0 || status != 0) continue;
       status = code;
       deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(static_cast<std::int64_t>(1000 * grace_seconds));
-      continue;
     }
     if (!ended && std::chrono::steady_clock::now() > deadline) {
       ended = true;

@@ -6,12 +6,11 @@
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
-#include <new>
 #include <string>
 
 #include "comm/cluster_impl.h"
+#include "comm/shared_slots.h"
 #include "comm/thread_impl.h"
-#include "comm/window.h"
 
 namespace zero {
 namespace {
@@ -19,11 +18,6 @@ namespace {
 struct Hello {
   int leader;  // lowest rank of this node
   pid_t pid;
-};
-
-struct Offer {
-  char token[16] = {};
-  char error[400] = {};
 };
 
 // How many ranks may share a node's memory.
@@ -49,48 +43,6 @@ int leader_of_node(MPI_Comm comm, int rank, const WaitPolicy& policy) {
   const auto index = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
   const int first = index - index % limit;
   return ranks[static_cast<std::size_t>(first)];
-}
-
-template <typename Step>
-Offer attempt(const Step& step) {
-  Offer offer;
-  try {
-    step(offer);
-  } catch (const c10::Error& error) {
-    std::strncpy(offer.error, error.msg().c_str(), sizeof offer.error - 1);
-  }
-  return offer;
-}
-
-std::vector<Offer> agree(MPI_Comm comm, const Offer& mine, const WaitPolicy& policy) {
-  auto all = gather_values(comm, mine, policy, "making a communicator");
-  for (std::size_t r = 0; r < all.size(); ++r) {
-    ZERO_CHECK(all[r].error[0] == '\0', "making a communicator: rank ", r, ": ", all[r].error);
-  }
-  return all;
-}
-
-// The slots of this node: made by its leader, opened by the others.
-std::shared_ptr<Slot> share_slots(MPI_Comm comm, int rank, int leader, int local, const WaitPolicy& policy) {
-  const auto bytes = static_cast<std::int64_t>(sizeof(Slot)) * local;
-  std::shared_ptr<Mapping> memory;
-  const auto offers =
-      agree(comm, attempt([&](Offer& offer) {
-              if (rank != leader) return;
-              memory = Mapping::create(bytes, true);
-              for (int i = 0; i < local; ++i)
-                new (memory->data() + static_cast<std::ptrdiff_t>(i) * static_cast<std::ptrdiff_t>(sizeof(Slot))) Slot;
-              const auto token = token_of(memory, true);
-              std::memcpy(offer.token, token.data(), std::min(token.size(), sizeof offer.token));
-            }),
-            policy);
-  agree(comm, attempt([&](Offer&) {
-          if (rank != leader)
-            memory = from_token({offers[static_cast<std::size_t>(leader)].token, sizeof Offer::token}, bytes, true);
-        }),
-        policy);
-  memory->close_fd();
-  return {memory, reinterpret_cast<Slot*>(memory->data())};
 }
 
 struct Live {
@@ -136,7 +88,8 @@ std::shared_ptr<CommunicatorImpl> bring_up(MPI_Comm comm, const WaitPolicy& poli
     setup.ranks.push_back(r);
     setup.pids.push_back(hello.pid);
   }
-  setup.slots = share_slots(comm, rank, leader, static_cast<int>(setup.ranks.size()), policy);
+  setup.slots = share_slots([&](const SlotOffer& mine) { return gather_values(comm, mine, policy, "making a communicator"); },
+                            rank, leader, static_cast<int>(setup.ranks.size()));
 
   std::shared_ptr<TeamImpl> made;
   if (map.nodes.size() == 1) {

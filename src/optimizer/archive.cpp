@@ -1,11 +1,10 @@
 // Archives in the wrapped class's own layout, written and read by the wrapped class itself.
+#include <ATen/ops/tensor.h>
 #include <torch/serialize/archive.h>
 
 #include "core/check.h"
 #include "optimizer/impl.h"
 #include "precision/loss_scaling.h"
-
-#include <ATen/ops/tensor.h>
 
 namespace zero {
 namespace {

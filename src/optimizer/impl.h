@@ -49,6 +49,8 @@ struct ZeroOptimizer::Impl {
   void step();
   double norm();
   double clip(double max_norm);
+
+  // --- overflow.cpp
   void use_loss_scaling(std::shared_ptr<LossScaling> made);
 
   // --- backward.cpp
@@ -171,13 +173,6 @@ struct ZeroOptimizer::Impl {
   double clip_entered(double max_norm);
   void step_entered();
   void reduce_for_norm();
-  bool skips_nonfinite() const { return options.skip_nonfinite() || scaling; }
-  bool suspicious() const;
-
-  // --- overflow.cpp
-  void refuse_nonfinite();
-  void end_loss_scaling();
-  void forget_replaced_masters();
   bool bucket_present(int space, int bucket) const;
   std::vector<Piece> pieces(int space, int bucket, const at::Tensor& average) const;
   void update_bucketwise();
@@ -185,6 +180,15 @@ struct ZeroOptimizer::Impl {
   void finish_bucket(int space, int bucket);
   int threads() const;
   bool uses_fused(int space) const;
+
+  // --- overflow.cpp
+  bool skips_nonfinite() const { return options.skip_nonfinite() || scaling; }
+  /// Do ranks look at their own gradients as they arrive? The same on all.
+  bool suspicious() const;
+  /// Collective where suspicious(). The step is skipped: says why, and on which rank if that is known.
+  void refuse_nonfinite();
+  void end_loss_scaling();
+  void forget_replaced_masters();
 
   std::vector<char> present;  ///< per parameter: some rank has a gradient, in the call that is being made
 };

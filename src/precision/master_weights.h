@@ -25,9 +25,8 @@ class MasterWeights {
   void forget_all();
   /// Values for the next of(): the same elements, of a state that was saved.
   void set(int parameter, at::Tensor values) { masters_[parameter] = std::move(values); }
-  /// Takes in what has been written into a 16-bit parameter, and the other way round: for updates that know masters only.
+  /// Takes in what has been written into a 16-bit parameter: for updates that know masters only.
   static void take_edits(const at::Tensor& master, const at::Tensor& parameter);
-  static void round(const at::Tensor& parameter, const at::Tensor& master) { parameter.copy_(master); }
 
   std::int64_t bytes() const;
 

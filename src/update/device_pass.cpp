@@ -9,23 +9,17 @@ namespace cuda = kernels::cuda;
 
 namespace {
 
-cuda::AdamPlan<float> plan_of(const kernels::AdamArgs& a, float) {
-  return {kernels::make_adam_scalars<float>(a), kernels::decay_of(a), 0, 1};
-}
-cuda::AdamPlan<double> plan_of(const kernels::AdamArgs& a, double) {
-  return {kernels::make_adam_scalars<double>(a), kernels::decay_of(a), 0, 1};
-}
 template <class T>
-cuda::SgdPlan<T> plan_of(const kernels::SgdArgs& a, T) {
-  return {kernels::make_sgd_scalars<T>(a), kernels::momentum_of(a), a.weight_decay != 0, 1};
+const T* in_device(const at::Tensor& bytes) {
+  return static_cast<const T*>(bytes.const_data_ptr());
 }
 
 }  // namespace
 
+// The copy has left this memory when it returns: what isn't pinned is staged by the driver.
 at::Tensor DevicePass::to_device(const void* data, std::size_t bytes) const {
-  // The copy has left this memory when it returns: the driver stages what isn't pinned.
   return tensor_over(const_cast<void*>(data), nullptr, {static_cast<std::int64_t>(bytes)}, {1}, at::kByte)
-      .to(device_, at::kByte, false, true);
+      .to(device_, at::kByte, /*non_blocking=*/true, /*copy=*/true);
 }
 
 const DevicePass::Table& DevicePass::table_of(std::int64_t n) {
@@ -38,32 +32,30 @@ const DevicePass::Table& DevicePass::table_of(std::int64_t n) {
   return it->second;
 }
 
-void DevicePass::adam(const kernels::AdamSpans& spans, std::int64_t n, const kernels::AdamArgs& args) {
+template <class Tables, class MakePlan>
+at::Tensor DevicePass::prepare(Tables& tables, std::int64_t n, kernels::Span param, const MakePlan& make_plan) {
   const auto& table = table_of(n);
-  const bool wide = spans.param.dtype == kernels::DType::f64;
-  auto narrow_plan = plan_of(args, float{});
-  auto wide_plan = plan_of(args, double{});
-  narrow_plan.amsgrad = wide_plan.amsgrad = spans.max_exp_avg_sq.data != nullptr;
-  const auto plan = wide ? to_device(&wide_plan, sizeof wide_plan) : to_device(&narrow_plan, sizeof narrow_plan);
+  tables.segments = {in_device<cuda::Segment>(table.segments), in_device<std::int32_t>(table.first), 1, n};
+  const auto place = [&](const auto& plan, auto& in_tables) {
+    auto memory = to_device(&plan, sizeof plan);
+    in_tables = in_device<std::decay_t<decltype(plan)>>(memory);
+    return memory;
+  };
+  return param.dtype == kernels::DType::f64 ? place(make_plan(double{}), tables.plans_double)
+                                            : place(make_plan(float{}), tables.plans);
+}
+
+// A plan's memory may go when the launch is made: LibTorch's allocator hands it out again in the order of the same stream.
+void DevicePass::adam(const kernels::AdamSpans& spans, std::int64_t n, const kernels::AdamArgs& args) {
   DeviceLauncher::Adam tables{};
-  tables.segments = {static_cast<const cuda::Segment*>(table.segments.const_data_ptr()),
-                     static_cast<const std::int32_t*>(table.first.const_data_ptr()), 1, n};
-  (wide ? static_cast<void>(tables.plans_double = static_cast<const cuda::AdamPlan<double>*>(plan.const_data_ptr()))
-        : static_cast<void>(tables.plans = static_cast<const cuda::AdamPlan<float>*>(plan.const_data_ptr())));
-  launcher_->adam(spans, tables);  // LibTorch's allocator hands the plan's memory out again in this stream only
+  const bool amsgrad = spans.max_exp_avg_sq.data != nullptr;
+  const auto plan = prepare(tables, n, spans.param, [&](auto arithmetic) { return cuda::plan_of(args, amsgrad, arithmetic); });
+  launcher_->adam(spans, tables);
 }
 
 void DevicePass::sgd(const kernels::SgdSpans& spans, std::int64_t n, const kernels::SgdArgs& args) {
-  const auto& table = table_of(n);
-  const bool wide = spans.param.dtype == kernels::DType::f64;
-  const auto narrow_plan = plan_of(args, float{});
-  const auto wide_plan = plan_of(args, double{});
-  const auto plan = wide ? to_device(&wide_plan, sizeof wide_plan) : to_device(&narrow_plan, sizeof narrow_plan);
   DeviceLauncher::Sgd tables{};
-  tables.segments = {static_cast<const cuda::Segment*>(table.segments.const_data_ptr()),
-                     static_cast<const std::int32_t*>(table.first.const_data_ptr()), 1, n};
-  (wide ? static_cast<void>(tables.plans_double = static_cast<const cuda::SgdPlan<double>*>(plan.const_data_ptr()))
-        : static_cast<void>(tables.plans = static_cast<const cuda::SgdPlan<float>*>(plan.const_data_ptr())));
+  const auto plan = prepare(tables, n, spans.param, [&](auto arithmetic) { return cuda::plan_of(args, arithmetic); });
   launcher_->sgd(spans, tables);
 }
 

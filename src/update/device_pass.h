@@ -37,6 +37,9 @@ class DevicePass {
     at::Tensor segments, first;  ///< in the device's memory
   };
   const Table& table_of(std::int64_t n);
+  /// Fills in the run and its scalars. @returns what holds the latter
+  template <class Tables, class MakePlan>
+  at::Tensor prepare(Tables& tables, std::int64_t n, kernels::Span param, const MakePlan& make_plan);
   at::Tensor to_device(const void* data, std::size_t bytes) const;
 
   c10::Device device_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/cuda/bind.h"
+#include "kernels/cuda/decide_body.h"
 #include "update/device_pass.h"
 
 namespace zero {

@@ -63,7 +63,7 @@ class ElementwiseUpdater : public Updater {
     for (const auto& piece : pieces) {
       const auto& parameter = context_.parameters[piece.parameter];
       if (context_.precision.has_master(parameter.tensor.scalar_type()))
-        MasterWeights::round(parameter_piece(piece, parameter), context_.masters.of(piece, parameter));
+        parameter_piece(piece, parameter).copy_(context_.masters.of(piece, parameter));
     }
   }
 

@@ -1,4 +1,4 @@
-// Runs ranks on doubles of NCCL and of its devices, each with a device of its own. For test_nccl.cpp and test_nccl_failures.cpp.
+// Runs ranks on doubles of NCCL and of its devices, each with a device of its own. For test_nccl*.cpp.
 #pragma once
 
 #include <ATen/ops/from_blob.h>
