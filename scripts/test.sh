@@ -55,7 +55,7 @@ case $sanitize in
     if ((full)); then
       target=zero_sanitizer_tests selection+=(-E '^test_kernels')  # OpenMP's barriers aren't seen
     else
-      selection+=(-R '^test_(layout|comm|pager|paging|trace|residency|mapped|paged_gradients)')
+      selection+=(-R '^test_(layout|comm|nccl|staged|pager|paging|trace|residency|mapped|paged_gradients)')
     fi
     ;;
 esac
