@@ -76,15 +76,20 @@ say "GPU: $card, sm_$architecture; LibTorch: $torch; nvcc: $nvcc"
 # --- phases ---------------------------------------------------------------------------------------------------------------------
 
 names=() results=() seconds=()
-phase() {  # name, then a command; a status of 77 means that there is no device
-  local name=$1 start=$SECONDS status
-  shift
+phase() {  # limit in seconds, name, command; a status of 77 means that there is no device
+  local limit=$1 name=$2 start=$SECONDS status result
+  shift 2
   say "$name: $*"
-  "$@" >"$out/$name.log" 2>&1 </dev/null
+  timeout -k 10 "$limit" "$@" >"$out/$name.log" 2>&1 </dev/null
   status=$?
-  local result="failed ($status)"
-  ((status == 0)) && result=passed
-  ((status == 77)) && result='skipped: no device'
+  case $status in
+    0) result=$passed ;;
+    77) result='skipped: no device' ;;
+    124 | 137) result="failed (not done after $limit s)" ;;
+    *) result="failed ($status)" ;;
+  esac
+  # CTest calls a run in which everything was skipped a success.
+  if ((status == 0)) && grep -q '(Skipped)' "$out/$name.log"; then result='skipped: no device'; fi
   names+=("$name") results+=("$result") seconds+=($((SECONDS - start)))
   say "$name: $result, $((SECONDS - start)) s"
   [[ $result != failed* ]] || tail -n 15 "$out/$name.log"
@@ -94,42 +99,38 @@ phase() {  # name, then a command; a status of 77 means that there is no device
 report() {
   {
     printf 'GPU %s, sm_%s\n\n' "$card" "$architecture"
-    for i in "${!names[@]}"; do printf '%-28s %-20s %5d s\n' "${names[$i]}" "${results[$i]}" "${seconds[$i]}"; done
+    for i in "${!names[@]}"; do printf '%-20s %-24s %5d s\n' "${names[$i]}" "${results[$i]}" "${seconds[$i]}"; done
     for log in "$out"/update.log "$out"/gpt_*.log; do
       [[ -s $log ]] && printf '\n%s\n%s\n' "$(basename "$log" .log)" "$(tail -n 25 "$log")"
     done
   } >"$out/table.txt"
-  {
-    printf '{"gpu": "%s", "architecture": "%s", "dry_run": %s, "phases": [' "$card" "$architecture" "$( ((dry_run)) && echo true || echo false)"
-    for i in "${!names[@]}"; do
-      ((i)) && printf ', '
-      printf '{"name": "%s", "result": "%s", "seconds": %d}' "${names[$i]}" "${results[$i]}" "${seconds[$i]}"
-    done
-    printf ']}\n'
-  } >"$out/results.json"
+  for i in "${!names[@]}"; do printf '%s\t%s\t%s\n' "${names[$i]}" "${results[$i]}" "${seconds[$i]}"; done |
+    "$python" scripts/device_results.py --gpu "$card" --architecture "$architecture" --dry-run "$dry_run" "$out" || return 1
   cat "$out/table.txt"
   say "results: $out"
 }
 
+rm -f "$out"/*.log "$out"/*.json "$out"/table.txt  # of a run before
 dependencies=()
 [[ -d device-deps ]] && dependencies=("-DCMAKE_PREFIX_PATH=$root/device-deps")
-phase configure cmake -S . -B "$build" -G Ninja "-DZERO_TORCH_ROOT=$torch" "-DCMAKE_CUDA_COMPILER=$nvcc" -DZERO_WITH_CUDA=ON \
+passed=passed
+phase 120 configure cmake -S . -B "$build" -G Ninja "-DZERO_TORCH_ROOT=$torch" "-DCMAKE_CUDA_COMPILER=$nvcc" -DZERO_WITH_CUDA=ON \
   "-DZERO_CUDA_ARCHITECTURES=$architecture" "${dependencies[@]}" || { report; exit 1; }
-phase build cmake --build "$build" --target zero_device || { report; exit 1; }
+phase 1200 build cmake --build "$build" --target zero_device || { report; exit 1; }
 
-phase tests ctest --test-dir "$build" -L '^gpu$' --output-on-failure --no-tests=error
-phase update "$build/benchmarks/bench_update_cuda" --json "$out/update.json"
+phase 120 tests ctest --test-dir "$build" -L '^gpu$' --output-on-failure --no-tests=error
+phase 120 update "$build/benchmarks/bench_update_cuda" --json "$out/update.json"
 
 text=$root/docs
 gpt=$build/examples/gpt
 nccl=(--device cuda) staged=(--device cuda-staged)
-((dry_run)) && nccl=() staged=()
+((dry_run)) && nccl=() staged=() passed='passed, on the CPU'
 for stage in 0 1 2 3; do
-  phase "gpt_nccl_stage$stage" "$gpt" "${nccl[@]}" --text "$text" --model small --stage "$stage" --steps 10 --json "$out/gpt_nccl_$stage.json"
+  phase 90 "gpt_nccl_stage$stage" "$gpt" "${nccl[@]}" --text "$text" --model small --stage "$stage" --steps 10 --json "$out/gpt_nccl_stage$stage.json"
 done
 for stage in 0 1 2 3; do
-  phase "gpt_staged_stage$stage" "$build/tools/zero-run" -n 4 "$gpt" "${staged[@]}" --text "$text" --model small --stage "$stage" --steps 5 \
-    --json "$out/gpt_staged_$stage.json"
+  phase 90 "gpt_staged_stage$stage" "$build/tools/zero-run" -n 4 "$gpt" "${staged[@]}" --text "$text" --model small --stage "$stage" --steps 5 \
+    --json "$out/gpt_staged_stage$stage.json"
 done
-report
+report || exit 1
 for result in "${results[@]}"; do [[ $result != failed* ]] || exit 1; done
