@@ -150,7 +150,13 @@ class ZERO_API Options {
     skip_nonfinite_ = on;
     return *this;
   }
-  /// Each step computes the norm of the averaged gradient for last_step(). Default false (clip_grad_norm_ computes it anyway).
+  /// Every step clips by the global 2-norm, as clip_grad_norm_(optimizer, max_norm) before it, and without the host's waiting for the
+  /// norm on a GPU. p.grad() is left as it is. Not above 0 (default): no clipping. The norm: StepReport::grad_norm.
+  Options& max_grad_norm(double max_norm) {
+    max_grad_norm_ = max_norm;
+    return *this;
+  }
+  /// Each step computes the norm of the averaged gradient for last_step(). Default false (clipping computes it anyway).
   Options& record_grad_norm(bool on) {
     record_grad_norm_ = on;
     return *this;
@@ -181,6 +187,7 @@ class ZERO_API Options {
   bool broadcast_parameters() const { return broadcast_parameters_; }
   bool elementwise() const { return elementwise_; }
   bool skip_nonfinite() const { return skip_nonfinite_; }
+  double max_grad_norm() const { return max_grad_norm_; }
   bool record_grad_norm() const { return record_grad_norm_; }
   int update_threads() const { return update_threads_; }
 
@@ -206,6 +213,7 @@ class ZERO_API Options {
   bool broadcast_parameters_ = true;
   bool elementwise_ = false;
   bool skip_nonfinite_ = false;
+  double max_grad_norm_ = 0;
   bool record_grad_norm_ = false;
   int update_threads_ = 0;
 };

@@ -11,17 +11,6 @@
 
 namespace zero::kernels::cuda {
 
-/// What an update is about, besides memory.
-template <template <class> class Plan>
-struct UpdateTables {
-  SegmentTable segments;
-  const Plan<float>* plans;          ///< for parameters that are not f64,
-  const Plan<double>* plans_double;  ///< and for those that are
-  const std::int32_t* skip;          ///< &record->skip; null: never
-};
-using AdamTables = UpdateTables<AdamPlan>;
-using SgdTables = UpdateTables<SgdPlan>;
-
 inline void require(bool ok, const char* what) {
   if (!ok) throw std::invalid_argument(what);
 }

@@ -1,4 +1,5 @@
 // Conversion, scaling, accumulation and zeroing of flat memory.
+#include "bind.h"
 #include "cuda_kernels.h"
 #include "launch.h"
 

@@ -7,27 +7,20 @@
 //
 //   begin_step                           once
 //   add_statistics                       per shard of averaged gradients; where a norm, skip_nonfinite or a loss scale asks for it
-//   (ranks: sum of sum_of_squares, minimum of first_nonfinite)
+//   combine_statistics                   where several ranks have parts of the gradients
 //   decide_adam or decide_sgd            once: factor, skip, loss scale, step counts, plans
 //   adam or sgd                          per shard, one launch each
 //
 // The arithmetic is the CPU step's (update_rule.h, float16.h, loss_scale.h), and so are the update's bits.
 #pragma once
 
-#include "bind.h"
-#include "decide_body.h"
+#include "../kernels.h"
+#include "tables.h"
 
 namespace zero::kernels::cuda {
 
 using Stream = void*;
-
-/// Where add_statistics() leaves the blocks' results until they are added up. One per stream that uses it.
-struct StatisticsWorkspace {
-  Statistics partial[kStatisticsBlocks];
-};
-
-using AdamDecision = DecideTables<AdamGroup>;
-using SgdDecision = DecideTables<SgdGroup>;
+struct ConvertArgs;  // bind.h
 
 /// Statistics of a new step: nothing seen yet.
 void begin_step(StepRecord* record, Stream stream);
@@ -36,6 +29,9 @@ void begin_step(StepRecord* record, Stream stream);
 /// this step are left out. The same bits for the same shard on every GPU.
 void add_statistics(Span grad, const SegmentTable& segments, const ParameterStep* parameters, StatisticsWorkspace* workspace,
                     StepRecord* record, Stream stream);
+
+/// The record's statistics become those of all ranks, from what each has found.
+void combine_statistics(const Statistics* of_ranks, int ranks, StepRecord* record, Stream stream);
 
 /// Decides the step and fills the plans (either may be null) of all parameters, unless the step is skipped.
 void decide_adam(const AdamDecision& tables, AdamPlan<float>* plans, AdamPlan<double>* plans_double, Stream stream);

@@ -1,5 +1,6 @@
-// The decision of a step: one block.
+// The decision of a step: one block, and before it one thread for what the ranks have found.
 #include "cuda_kernels.h"
+#include "decide_body.h"
 #include "launch.h"
 
 namespace zero::kernels::cuda {
@@ -18,7 +19,14 @@ void decide_with(const Body& body, Stream stream) {
   check(cudaGetLastError(), "the kernel that decides a step");
 }
 
+__global__ void combine_kernel(const Statistics* of_ranks, int ranks, StepRecord* record) { combine(of_ranks, ranks, *record); }
+
 }  // namespace
+
+void combine_statistics(const Statistics* of_ranks, int ranks, StepRecord* record, Stream stream) {
+  combine_kernel<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(of_ranks, ranks, record);
+  check(cudaGetLastError(), "the kernel that adds the ranks' gradient statistics");
+}
 
 void decide_adam(const AdamDecision& tables, AdamPlan<float>* plans, AdamPlan<double>* plans_double, Stream stream) {
   decide_with(DecideBody<AdamPlan, AdamGroup>{tables, plans, plans_double}, stream);

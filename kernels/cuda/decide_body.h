@@ -3,35 +3,41 @@
 #pragma once
 
 #include "place.h"
+#include "statistics_body.h"
 #include "step.h"
 
 namespace zero::kernels::cuda {
 
-/// Everything in device memory.
-template <class Group>
-struct DecideTables {
-  StepRecord* record;
-  const StepSettings* settings;
-  const LossScaleRule* rule;  ///< null, with `scale`: no loss scaling
-  LossScaleState* scale;
-  const Group* groups;
-  ParameterStep* parameters;
-  std::int32_t count;  ///< of parameters
-};
+/// The ranks' statistics become the step's: added in the order of ranks, so that all have the same bits.
+ZERO_HOST_DEVICE void combine(const Statistics* of_ranks, int ranks, StepRecord& record) {
+  Statistics all;
+  int first = -1;
+  std::int64_t own = kAllFinite;
+  for (int r = 0; r < ranks; ++r) {
+    all = both(all, of_ranks[r]);
+    if (first < 0 && of_ranks[r].first_own != kAllFinite) first = r, own = of_ranks[r].first_own;
+  }
+  record.sum_of_squares = all.sum_of_squares;
+  record.first_nonfinite = all.first_nonfinite;
+  record.first_own = own;
+  record.rank_of_own = first;
+}
 
 ZERO_HOST_DEVICE void decide(const StepSettings& settings, const LossScaleState* scale, StepRecord& record) {
-  const double unscale = scale == nullptr || settings.unscaled != 0 ? 1 : 1 / scale->scale;
-  const double norm = square_root(record.sum_of_squares);
-  double clip = 1;
-  record.grad_norm = norm * clip * unscale;
-  for (int k = 0; k < settings.clips; ++k) {
+  record.loss_scale = scale == nullptr ? 1 : scale->scale;
+  const double unscale = settings.unscaled != 0 ? 1 : 1 / record.loss_scale;
+  double clip = settings.clip_factor;
+  record.grad_norm = square_root(record.sum_of_squares) * clip * unscale;
+  if (settings.max_norm > 0) {
     // As LibTorch: a NaN norm makes every gradient NaN, an infinite one zero (and the infinite elements NaN).
-    double factor = settings.max_norm[k] / (norm * clip * unscale + 1e-6);
+    double factor = settings.max_norm / (record.grad_norm + 1e-6);
     if (factor > 1) factor = 1;
     clip *= factor;
   }
   record.clip_factor = clip;
   record.grad_factor = clip * unscale;
+  record.nonfinite_rank = record.rank_of_own;
+  record.nonfinite_parameter = record.rank_of_own < 0 ? record.first_nonfinite : record.first_own;
   record.overflow = record.first_nonfinite != kAllFinite;
   record.skip = record.overflow != 0 && settings.skip_nonfinite != 0;
 }

@@ -2,6 +2,7 @@
 // block. Both orders are fixed by the number of blocks, so there are no atomics and no fence that a test on the host couldn't see.
 #include <cub/block/block_reduce.cuh>
 
+#include "bind.h"
 #include "cuda_kernels.h"
 #include "launch.h"
 
@@ -9,9 +10,7 @@ namespace zero::kernels::cuda {
 namespace {
 
 struct Both {
-  __device__ Statistics operator()(const Statistics& a, const Statistics& b) const {
-    return {a.sum_of_squares + b.sum_of_squares, a.first_nonfinite < b.first_nonfinite ? a.first_nonfinite : b.first_nonfinite};
-  }
+  __device__ Statistics operator()(const Statistics& a, const Statistics& b) const { return both(a, b); }
 };
 using Reduce = cub::BlockReduce<Statistics, kThreads>;
 
@@ -29,15 +28,10 @@ __global__ void __launch_bounds__(kThreads) add_partials(const StatisticsWorkspa
   for (int k = static_cast<int>(threadIdx.x); k < blocks; k += kThreads) mine = Both{}(mine, workspace->partial[k]);
   const Statistics all = Reduce(memory).Reduce(mine, Both{});
   if (threadIdx.x != 0) return;
-  const Statistics sum = Both{}({record->sum_of_squares, record->first_nonfinite}, all);
-  record->sum_of_squares = sum.sum_of_squares;
-  record->first_nonfinite = sum.first_nonfinite;
+  add(all, *record);
 }
 
-__global__ void reset(StepRecord* record) {
-  record->sum_of_squares = 0;
-  record->first_nonfinite = kAllFinite;
-}
+__global__ void reset(StepRecord* record) { begin(*record); }
 
 }  // namespace
 

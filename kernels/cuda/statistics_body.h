@@ -6,17 +6,27 @@
 
 #include "pack.h"
 #include "step.h"
+#include "tables.h"
 #include "walk.h"
 
 namespace zero::kernels::cuda {
 
-/// Blocks of the first pass, at most; each leaves one partial result.
-constexpr int kStatisticsBlocks = 1024;
+/// Of two parts of the gradients together; what a rank's own were is left out.
+ZERO_HOST_DEVICE Statistics both(const Statistics& a, const Statistics& b) {
+  return {a.sum_of_squares + b.sum_of_squares, a.first_nonfinite < b.first_nonfinite ? a.first_nonfinite : b.first_nonfinite,
+          kAllFinite};
+}
 
-struct Statistics {
-  double sum_of_squares = 0;
-  std::int64_t first_nonfinite = kAllFinite;
-};
+ZERO_HOST_DEVICE void begin(StepRecord& record) {
+  record.sum_of_squares = 0;
+  record.first_nonfinite = record.first_own = kAllFinite;
+  record.rank_of_own = -1;
+}
+ZERO_HOST_DEVICE void add(const Statistics& found, StepRecord& record) {
+  const Statistics sum = both({record.sum_of_squares, record.first_nonfinite, kAllFinite}, found);
+  record.sum_of_squares = sum.sum_of_squares;
+  record.first_nonfinite = sum.first_nonfinite;
+}
 
 ZERO_HOST_DEVICE bool is_finite(float x) { return (bits_of(x) & 0x7f800000u) != 0x7f800000u; }
 ZERO_HOST_DEVICE bool is_finite(double x) { return x - x == 0; }

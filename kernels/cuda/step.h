@@ -10,30 +10,40 @@
 
 namespace zero::kernels::cuda {
 
-/// StepRecord::first_nonfinite while all is finite: the largest number, so that ranks combine theirs by the minimum.
+/// Statistics::first_nonfinite while all is finite: the largest number, so that ranks combine theirs by the minimum.
 constexpr std::int64_t kAllFinite = std::numeric_limits<std::int64_t>::max();
+
+/// What a rank has found in its part of the gradients.
+struct Statistics {
+  double sum_of_squares = 0;
+  std::int64_t first_nonfinite = kAllFinite;  ///< the lowest number of a parameter whose average has an inf or NaN
+  std::int64_t first_own = kAllFinite;        ///< the first whose own gradient, as it came, had one; where that was looked for
+};
 
 /// One step of one optimizer.
 struct StepRecord {
-  // Statistics. Between add_statistics() and decide_*() ranks add the first and take the minimum of the second.
-  double sum_of_squares;         ///< of all gradients, as they are (scaled by the loss scale)
-  std::int64_t first_nonfinite;  ///< the lowest number of a parameter whose gradient has an inf or NaN, or kAllFinite
+  // Statistics, as above: this rank's after add_statistics(), all ranks' after combine_statistics().
+  double sum_of_squares;  ///< of all gradients, as they are (scaled by the loss scale)
+  std::int64_t first_nonfinite;
+  std::int64_t first_own;
+  std::int32_t rank_of_own;  ///< whose first_own this is, since combine_statistics(); -1: nobody's
   // Decisions.
   double grad_norm;       ///< unscaled, before clipping
   double clip_factor;     ///< the product of all clips' factors
   double grad_factor;     ///< what the update multiplies gradients by: clip_factor / loss scale
+  double loss_scale;      ///< in force; 1: there is none
+  std::int64_t nonfinite_parameter;  ///< when the step was decided: what overflowed first, and
+  std::int32_t nonfinite_rank;       ///< on which rank; -1: not known
   std::int32_t overflow;  ///< a gradient isn't finite
   std::int32_t skip;      ///< the update writes nothing
 };
 
-constexpr int kMaxClips = 8;
-
 /// What the host wants of the step.
 struct StepSettings {
-  double max_norm[kMaxClips];   ///< clip_grad_norm_'s, in the order of the calls
-  std::int32_t clips;           ///< how many of them
+  double clip_factor;           ///< of clips before the step, whose norms the host has been told
+  double max_norm;              ///< the step's own clip; not above 0: none
   std::int32_t skip_nonfinite;  ///< an overflow skips the step; else it does what torch::optim does
-  std::int32_t unscaled;        ///< somebody has divided the gradients by the loss scale already
+  std::int32_t unscaled;        ///< gradients aren't to be divided by the loss scale: none was scaled, or somebody has done it
 };
 
 /// A parameter's own, by Segment::entry.

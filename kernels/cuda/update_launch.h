@@ -2,6 +2,7 @@
 // these templates, and update.cpp chooses between them.
 #pragma once
 
+#include "bind.h"
 #include "cuda_kernels.h"
 
 #if defined(__CUDACC__)

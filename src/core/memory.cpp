@@ -1,5 +1,7 @@
 #include "core/memory.h"
 
+#include <ATen/ops/empty.h>
+
 #include <cstring>
 
 #include "core/parameter.h"
@@ -29,6 +31,26 @@ void fill_bytes(void* memory, std::uint8_t value, std::int64_t bytes, c10::Devic
   } else {
     bytes_at(memory, bytes, device).fill_(value);
   }
+}
+
+// Through pinned memory: from any other the driver may wait for the stream first. LibTorch's allocator hands pinned memory out again
+// when the copy has been made.
+void to_device(const at::Tensor& there, const void* values, std::size_t bytes) {
+  if (bytes == 0) return;
+  const auto count = static_cast<std::int64_t>(bytes);
+  if (there.device().is_cpu()) {
+    std::memcpy(there.data_ptr(), values, bytes);
+    return;
+  }
+  const auto pinned = at::empty({count}, at::TensorOptions(at::kByte).pinned_memory(true));
+  std::memcpy(pinned.data_ptr(), values, bytes);
+  there.narrow(0, 0, count).copy_(pinned, /*non_blocking=*/true);
+}
+
+at::Tensor to_device(const void* values, std::size_t bytes, c10::Device device) {
+  auto there = at::empty({static_cast<std::int64_t>(bytes)}, at::TensorOptions(at::kByte).device(device));
+  to_device(there, values, bytes);
+  return there;
 }
 
 }  // namespace zero

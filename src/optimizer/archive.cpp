@@ -72,6 +72,7 @@ void ZeroOptimizer::save(torch::serialize::OutputArchive& archive) const {
   ZERO_CHECK(!impl.attached() || impl.replicated(),
              "saving a sharded optimizer: this rank has only its part of the state, and "
              "sharded checkpoints are not there yet. Save at stage 0, or in a world of one");
+  impl.read_step();
   auto& state = const_cast<ZeroOptimizer*>(this)->state_;
   const Lent lent(*impl.inner, param_groups_);
   std::swap(impl.inner->state(), state);
@@ -87,6 +88,7 @@ void ZeroOptimizer::save(torch::serialize::OutputArchive& archive) const {
 
 void ZeroOptimizer::load(torch::serialize::InputArchive& archive) {
   auto& impl = *impl_;
+  impl.read_step();  // what is loaded counts, not what a device comes to know later
   {
     const Lent lent(*impl.inner, param_groups_);
     impl.inner->state().clear();

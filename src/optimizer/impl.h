@@ -1,5 +1,5 @@
 // The parts of a ZeroOptimizer and the order in which they act. One file per concern: setup.cpp (who takes part, layout,
-// agreement), step.cpp (one step), archive.cpp (save and load), memory.cpp (what is kept), optimizer.cpp (the public face).
+// agreement), step.cpp (one step), on_device.cpp (the same where a GPU decides), archive.cpp (save and load), memory.cpp (what is kept), optimizer.cpp (the public face).
 #pragma once
 
 #include <chrono>
@@ -21,6 +21,7 @@
 #include "reduce/reducer.h"
 #include "residency/paged_parameters.h"
 #include "residency/parameter_store.h"
+#include "update/device_step.h"
 #include "update/updater.h"
 #include "zero/optimizer.h"
 
@@ -52,6 +53,10 @@ struct ZeroOptimizer::Impl {
 
   // --- overflow.cpp
   void use_loss_scaling(std::shared_ptr<LossScaling> made);
+
+  // --- on_device.cpp
+  /// Where a device has decided the last step: the host waits for it, and is told.
+  void read_step();
 
   // --- backward.cpp
   /// Collective. Every p.grad() becomes an ordinary, resident tensor until the end of the step.
@@ -113,12 +118,16 @@ struct ZeroOptimizer::Impl {
   std::shared_ptr<PagedParameters> paged;  ///< the same at stage 3, null otherwise
   const Precision precision;
   MasterWeights masters;
+  std::unique_ptr<DeviceStep> device_step;  ///< where the scalars of a step are in a device's memory; null: parameters on the CPU
   std::unique_ptr<Updater> fused, elementwise;
   std::shared_ptr<LossScaling> scaling;  ///< null: losses aren't scaled
 
-  StepReport report;   ///< of the last step
+  StepReport report;   ///< of the last step; see unread
   StepReport pending;  ///< of the step that is being made: what clip_grad_norm_ has done already
   double clip_factor = 1;
+  int norms_on_device = 0;  ///< since the last step
+  bool unread = false;   ///< the device knows more of the last step than the report says
+  bool divides = false;  ///< gradients are to be divided by the loss scale, in the call that is being made
   double unscale = 1;    ///< by which gradients have to be multiplied, in the call that is being made, since losses were scaled
   double kept_norm = 0;  ///< of the kept averages, before clip_factor
   int kept_nonfinite = -1;
@@ -171,7 +180,9 @@ struct ZeroOptimizer::Impl {
 
   // --- step.cpp
   double clip_entered(double max_norm);
+  double clip_by(double max_norm);
   void step_entered();
+  void decide();
   void reduce_for_norm();
   bool bucket_present(int space, int bucket) const;
   std::vector<Piece> pieces(int space, int bucket, const at::Tensor& average) const;
@@ -181,13 +192,24 @@ struct ZeroOptimizer::Impl {
   int threads() const;
   bool uses_fused(int space) const;
 
+  // --- on_device.cpp
+  /// Does the device decide steps, so that the host needn't wait? If it can update all there is.
+  bool decides_on_device() const;
+  void norm_on_device();
+  /// The host waits for the norm: somebody wants it.
+  void told_norm();
+  void decide_on_device();
+
   // --- overflow.cpp
   bool skips_nonfinite() const { return options.skip_nonfinite() || scaling; }
   /// Do ranks look at their own gradients as they arrive? The same on all.
   bool suspicious() const;
   /// Collective where suspicious(). The step is skipped: says why, and on which rank if that is known.
   void refuse_nonfinite();
+  void look_for_nonfinite();
+  static std::string reason_of(const StepReport& skipped, bool at_minimum, double scale);
   void end_loss_scaling();
+  void told_of_overflow(bool at_minimum);
   void forget_replaced_masters();
 
   std::vector<char> present;  ///< per parameter: some rank has a gradient, in the call that is being made

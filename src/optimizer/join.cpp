@@ -63,9 +63,9 @@ Join::~Join() {
 
 std::int64_t Join::wait() {
   auto& impl = optimizer_->impl();
-  const auto before = optimizer_->last_step().number;
+  const auto before = impl.report.number;
   impl.shadow();
-  return optimizer_->last_step().number - before;
+  return impl.report.number - before;
 }
 
 }  // namespace zero

@@ -197,7 +197,7 @@ Message ZeroOptimizer::Impl::entry_message(const Header& call, Facts& options_no
     for (std::size_t g = 0; g < groups->size(); ++g)
       for (auto& fact : describe_options(kind, (*groups)[g].options(), "group " + std::to_string(g)))
         options_now.push_back(std::move(fact));
-    if (scaling) scaling->describe(options_now);
+    if (scaling) scaling->describe(options_now, !decides_on_device());
     mine.header.options_hash = hash_facts(options_now);
   } catch (const c10::Error& e) {
     mine.problem = e.what_without_backtrace();
@@ -237,7 +237,8 @@ bool ZeroOptimizer::Impl::entered(const std::vector<Message>& all, const Facts& 
     agree(comm, values, "parameters were replaced (to(), load) and now differ between ranks");
     if (paged) paged->leave_moved("step " + std::to_string(report.number + 1));
   }
-  unscale = scaling && !scaling->unscaled && any(&Header::scaled) ? 1 / scaling->state.scale : 1;
+  divides = scaling && !scaling->unscaled && any(&Header::scaled);
+  unscale = divides ? 1 / scaling->state.scale : 1;  // where a device decides, told_norm() says what it is
   if (scaling && any(&Header::scaled)) scaling->scaled = true;
   const bool reuse = std::all_of(all.begin(), all.end(), [](const Message& m) { return m.header.unchanged != 0; });
   if (!reuse) {

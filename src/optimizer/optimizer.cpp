@@ -84,7 +84,10 @@ void ZeroOptimizer::add_weight(double weight) {
 }
 
 std::string ZeroOptimizer::explain() const { return impl_->explain(); }
-const StepReport& ZeroOptimizer::last_step() const { return impl_->report; }
+const StepReport& ZeroOptimizer::last_step() const {
+  impl_->read_step();
+  return impl_->report;
+}
 Memory ZeroOptimizer::memory() const { return impl_->memory(); }
 Memory ZeroOptimizer::memory_plan(Stage stage, int world_size) const {
   ZERO_CHECK(impl_->attached(), "memory_plan: the optimizer has no communicator yet; call attach(comm) first");

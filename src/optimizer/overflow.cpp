@@ -18,9 +18,16 @@ void ZeroOptimizer::Impl::use_loss_scaling(std::shared_ptr<LossScaling> made) {
     gradients->multiply(factor);
     reducer->set_kept(false);  // averages that were kept for a norm are of what was there before
   };
-  if (gradients) gradients->look_for_nonfinite(suspicious());
+  scaling->in_device = [this] {
+    if (!decides_on_device()) return at::Tensor();
+    device_step->follow(scaling.get());
+    return device_step->scale();
+  };
+  scaling->be_told = [this] { read_step(); };
+  if (gradients) look_for_nonfinite();
 }
 
+// Where a device decides, the host may not know yet of the last step; each rank looks when it does.
 bool ZeroOptimizer::Impl::suspicious() const {
   return scaling ? scaling->suspicious() : options.skip_nonfinite() && report.number > 0 && !report.applied;
 }
@@ -39,31 +46,51 @@ void ZeroOptimizer::Impl::refuse_nonfinite() {
       pending.first_nonfinite = parameters[theirs].name;
     }
   }
-  pending.reason = pending.nonfinite_rank < 0
-                       ? "the averaged gradient of " + pending.first_nonfinite + " is not finite"
-                       : detail::text("the gradient of ", pending.first_nonfinite, " was not finite on rank ",
-                                      pending.nonfinite_rank, ", first of all");
-  if (scaling && scaling->at_minimum())
-    pending.reason += detail::text(", and the loss scale, ", scaling->state.scale, ", can't become smaller");
+  pending.reason = scaling ? reason_of(pending, scaling->at_minimum(), scaling->state.scale) : reason_of(pending, false, 1);
+}
+
+std::string ZeroOptimizer::Impl::reason_of(const StepReport& skipped, bool at_minimum, double scale) {
+  auto reason = skipped.nonfinite_rank < 0
+                    ? "the averaged gradient of " + skipped.first_nonfinite + " is not finite"
+                    : detail::text("the gradient of ", skipped.first_nonfinite, " was not finite on rank ",
+                                   skipped.nonfinite_rank, ", first of all");
+  if (at_minimum) reason += detail::text(", and the loss scale, ", scale, ", can't become smaller");
+  return reason;
+}
+
+void ZeroOptimizer::Impl::look_for_nonfinite() {
+  if (decides_on_device())
+    gradients->look_in_device(suspicious(), kernels::cuda::kAllFinite);
+  else
+    gradients->look_for_nonfinite(suspicious());
 }
 
 void ZeroOptimizer::Impl::end_loss_scaling() {
   if (scaling) {
-    const bool at_minimum = scaling->at_minimum(), overflow = !report.applied;
-    scaling->end_of_step(overflow);
-    if (!overflow) scaling->warned = false;
-    if (overflow && at_minimum) {
-      if (scaling->options.fail_at_minimum()) {
-        gradients->look_for_nonfinite(suspicious());
-        ZERO_FAIL("step ", report.number, " was skipped: ", report.reason);
-      }
-      if (!scaling->warned && comm.rank() == 0) {
-        TORCH_WARN("step ", report.number, " was skipped: ", report.reason);
-      }
-      scaling->warned = true;
+    const bool at_minimum = scaling->at_minimum();
+    if (decides_on_device()) {
+      scaling->scaled = scaling->unscaled = false;
+      if (scaling->pending || scaling->options.fail_at_minimum()) read_step();
+      scaling->take_pending();
+    } else {
+      scaling->end_of_step(!report.applied);
+      told_of_overflow(at_minimum);
     }
   }
-  if (skips_nonfinite()) gradients->look_for_nonfinite(suspicious());
+  if (skips_nonfinite()) look_for_nonfinite();
+}
+
+void ZeroOptimizer::Impl::told_of_overflow(bool at_minimum) {
+  if (report.applied) scaling->warned = false;
+  if (report.applied || !at_minimum) return;
+  if (scaling->options.fail_at_minimum()) {
+    look_for_nonfinite();
+    ZERO_FAIL("step ", report.number, " was skipped: ", report.reason);
+  }
+  if (!scaling->warned && comm.rank() == 0) {
+    TORCH_WARN("step ", report.number, " was skipped: ", report.reason);
+  }
+  scaling->warned = true;
 }
 
 // A parameter that was replaced as a whole (to(), torch::load) brings its own values, each of them.

@@ -21,7 +21,7 @@ ZeroOptimizer::Impl::Impl(std::unique_ptr<torch::optim::Optimizer> wrapped, cons
 
 ZeroOptimizer::Impl::~Impl() {
   disconnect();
-  if (scaling) scaling->multiply_gradients = nullptr;
+  if (scaling) scaling->leave_optimizer();
 }
 
 double ZeroOptimizer::Impl::divisor() const {
@@ -91,6 +91,7 @@ Facts ZeroOptimizer::Impl::facts() const {
     out.emplace_back("Options::exceed_budget", options.exceed_budget() ? "true" : "false");
   }
   out.emplace_back("Options::skip_nonfinite", options.skip_nonfinite() ? "true" : "false");
+  out.emplace_back("Options::max_grad_norm", std::to_string(options.max_grad_norm()));
   out.emplace_back("Options::record_grad_norm", options.record_grad_norm() ? "true" : "false");
   out.emplace_back("Options::broadcast_parameters", options.broadcast_parameters() ? "true" : "false");
   for (const auto& p : parameters) {
@@ -263,7 +264,7 @@ void ZeroOptimizer::Impl::start_over() {
   if (gradients) gradients->end_of_life();
   if (residents) residents->leave_all();
   reducer.reset(), residents.reset(), paged.reset(), gradients.reset(), context.reset(), layout.reset(), fused.reset(),
-      elementwise.reset();
+      elementwise.reset(), device_step.reset();
   gradient_layout.reset();
   masters = MasterWeights();
   parameters.clear();
@@ -308,7 +309,10 @@ void ZeroOptimizer::Impl::make_parts() {
   } else {
     residents = std::make_shared<ResidentParameters>(comm, parameters, *layout, !replicated());
   }
-  const UpdateContext update{kind, parameters, precision, masters, device};
+  device_step.reset();
+  if (fused_knows(kind, at::kFloat))
+    if (auto launcher = make_launcher(device)) device_step = std::make_unique<DeviceStep>(kind, masters, device, std::move(launcher));
+  const UpdateContext update{kind, parameters, precision, masters, device_step.get()};
   fused = make_fused_updater(update);
   elementwise = make_elementwise_updater(update, *inner);
 }
@@ -319,6 +323,7 @@ bool ZeroOptimizer::Impl::anywhere(bool here) const {
 }
 
 void ZeroOptimizer::Impl::set_up(const std::vector<char>& with_gradient) {
+  read_step();
   if (paged) paged->pause();  // its thread looks at what is going to change
   const bool first = !was_set_up;
   const std::size_t known = parameters.size();

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "core/check.h"
 #include "kernels/kernels.h"
@@ -82,6 +83,7 @@ bool ZeroOptimizer::Impl::bucket_present(int space, int bucket) const {
 
 void ZeroOptimizer::Impl::reduce_for_norm() {
   if (reducer->keeps()) return;
+  if (decides_on_device()) return norm_on_device();
   // Partial sums are cut alike at every stage: each rank's shards, in order.
   double sum = 0;
   std::int32_t nonfinite = -1;
@@ -97,6 +99,7 @@ void ZeroOptimizer::Impl::reduce_for_norm() {
       }
     }
   }
+  // The ranks' sums, in order: the same bits everywhere.
   struct Partial {
     double sum;
     std::int32_t nonfinite;
@@ -120,6 +123,7 @@ double ZeroOptimizer::Impl::norm() {
   enter(call_of(Call::kNorm));
   const Timed timed(pending.seconds_reduce);
   reduce_for_norm();
+  told_norm();
   return kept_norm * clip_factor * unscale;
 }
 
@@ -134,14 +138,21 @@ double ZeroOptimizer::Impl::clip(double max_norm) {
 double ZeroOptimizer::Impl::clip_entered(double max_norm) {
   const Timed timed(pending.seconds_reduce);
   reduce_for_norm();
+  told_norm();
+  const double before = kept_norm * clip_factor * unscale;
+  gradients->multiply_later(clip_by(max_norm));
+  return before;
+}
+
+// From the kept norm: the factor that every gradient is multiplied by.
+double ZeroOptimizer::Impl::clip_by(double max_norm) {
   const double before = kept_norm * clip_factor * unscale;
   if (!pending.grad_norm) pending.grad_norm = before;  // the norm before the first of several clips
   // As LibTorch: a NaN norm makes every gradient NaN, an infinite one zero (and the infinite elements NaN).
   double factor = max_norm / (before + 1e-6);
   if (factor > 1) factor = 1;
   clip_factor *= factor;
-  gradients->multiply_later(factor);
-  return before;
+  return factor;
 }
 
 std::vector<Piece> ZeroOptimizer::Impl::pieces(int space, int bucket, const at::Tensor& average) const {
@@ -228,23 +239,30 @@ void ZeroOptimizer::Impl::step() {
   step_entered();
 }
 
+// Applied or not, and what gradients are multiplied by: by the host, from the norm that all ranks have.
+void ZeroOptimizer::Impl::decide() {
+  if (reducer->keeps()) {
+    if (options.max_grad_norm() > 0) clip_by(options.max_grad_norm());
+    if (!pending.grad_norm) pending.grad_norm = kept_norm * clip_factor * unscale;
+    if (kept_nonfinite >= 0) pending.first_nonfinite = parameters[kept_nonfinite].name;
+  }
+  pending.clip_factor = clip_factor;
+  pending.loss_scale = scaling && scaling->scaled ? scaling->state.scale : 1;
+  pending.applied = !(skips_nonfinite() && kept_nonfinite >= 0 && reducer->keeps());
+}
+
 void ZeroOptimizer::Impl::step_entered() {
   // To the end: readers look at the report too, when they have something to say.
   const std::unique_lock<std::shared_timed_mutex> writing = lock_out_readers();
   {
     const Counted counted(comm, pending);
     const auto step = "step " + std::to_string(report.number + 1);
-    if (skips_nonfinite() || options.record_grad_norm()) {
+    if (skips_nonfinite() || options.record_grad_norm() || options.max_grad_norm() > 0) {
       const Timed timed(pending.seconds_reduce);
       reduce_for_norm();
     }
-    if (reducer->keeps()) {
-      if (!pending.grad_norm) pending.grad_norm = kept_norm * clip_factor * unscale;
-      if (kept_nonfinite >= 0) pending.first_nonfinite = parameters[kept_nonfinite].name;
-    }
-    pending.clip_factor = clip_factor;
-    pending.loss_scale = scaling && scaling->scaled ? scaling->state.scale : 1;
-    pending.applied = !(skips_nonfinite() && kept_nonfinite >= 0 && reducer->keeps());
+    if (!decides_on_device()) decide();
+    if (device_step) decide_on_device();
     forget_replaced_masters();
     residents->begin_update(step);
     if (pending.applied) {
@@ -259,10 +277,13 @@ void ZeroOptimizer::Impl::step_entered() {
     gradients->release();
   }
   pending.bytes_sent += pending.bytes_gathered;  // without a call of the communicator inside a node
+  const auto norms = std::exchange(norms_on_device, 0) * DeviceStep::kStatisticsBytes * (comm.size() - 1);
+  pending.bytes_sent -= norms, pending.control_bytes += norms;  // tensors to the communicator, a norm to whoever reads
   weight = 0;
   backwards = 0;
   pending.number = report.number + 1;
   report = pending;
+  unread = device_step != nullptr;
   pending = StepReport{};
   end_loss_scaling();
 }

@@ -43,6 +43,7 @@ LossScaling::LossScaling(const LossScalerOptions& o) : options(o) {
 
 void LossScaling::unscale() {
   if (unscaled) return;
+  if (be_told) be_told();
   unscaled = true;
   multiply_gradients(1 / state.scale);
 }
@@ -50,12 +51,19 @@ void LossScaling::unscale() {
 void LossScaling::end_of_step(bool overflow) {
   kernels::follow_step(rule, state, overflow);
   scaled = unscaled = false;
+  take_pending();
+}
+
+void LossScaling::take_pending() {
   if (const auto chosen = std::exchange(pending, std::nullopt)) state.scale = *chosen;
 }
 
-void LossScaling::describe(Facts& out) const {
-  out.emplace_back("LossScaler: the scale", exact(state.scale));
-  out.emplace_back("LossScaler: clean steps", std::to_string(state.clean));
+void LossScaling::describe(Facts& out, bool with_state) const {
+  if (with_state) {
+    out.emplace_back("LossScaler: the scale", exact(state.scale));
+    out.emplace_back("LossScaler: clean steps", std::to_string(state.clean));
+  }
+  out.emplace_back("LossScaler: the scale that was set last", said ? exact(*said) : "none was");
   out.emplace_back("LossScaler: the scale from the next step on", pending ? exact(*pending) : "as the rule says");
   out.emplace_back("LossScalerOptions::growth", exact(options.growth()));
   out.emplace_back("LossScalerOptions::backoff", exact(options.backoff()));
@@ -76,7 +84,10 @@ at::Tensor LossScaler::scale(const at::Tensor& loss) const {
              "before unscale(), or after the step");
   state_->scaled = true;
   const bool narrow = loss.scalar_type() == at::kHalf || loss.scalar_type() == at::kBFloat16;
-  return (narrow ? loss.to(at::kFloat) : loss).mul(state_->state.scale);
+  const auto wide = narrow ? loss.to(at::kFloat) : loss;
+  if (state_->in_device)
+    if (const auto there = state_->in_device(); there.defined()) return wide.mul(there.to(wide.scalar_type()));
+  return wide.mul(state_->state.scale);
 }
 
 void LossScaler::unscale() const {
@@ -84,12 +95,20 @@ void LossScaler::unscale() const {
   state_->unscale();
 }
 
-double LossScaler::current() const { return state_->state.scale; }
-std::int64_t LossScaler::clean_steps() const { return state_->state.clean; }
+double LossScaler::current() const {
+  if (state_->be_told) state_->be_told();
+  return state_->state.scale;
+}
+std::int64_t LossScaler::clean_steps() const {
+  if (state_->be_told) state_->be_told();
+  return state_->state.clean;
+}
 const LossScalerOptions& LossScaler::options() const { return state_->options; }
 
 void LossScaler::set(double scale) const {
   scale = checked_scale(scale, "LossScaler::set: the scale");
+  if (state_->be_told) state_->be_told();
+  state_->said = scale;
   if (state_->scaled) {
     state_->pending = scale;
   } else {

@@ -23,6 +23,8 @@ class MasterWeights {
   /// The parameter's values count from now on, each of them.
   void forget(int parameter);
   void forget_all();
+  /// As if of() had never been called.
+  void drop(int parameter) { masters_.erase(parameter); }
   /// Values for the next of(): the same elements, of a state that was saved.
   void set(int parameter, at::Tensor values) { masters_[parameter] = std::move(values); }
   /// Takes in what has been written into a 16-bit parameter: for updates that know masters only.

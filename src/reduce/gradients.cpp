@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/all.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/isfinite.h>
 
 #include <algorithm>
@@ -267,7 +268,22 @@ void Gradients::take(int parameter, at::Tensor gradient) {
   store_->add(parameter, gradient, onto);
 }
 
+void Gradients::look_for_nonfinite(bool on) {
+  looking_ = on, first_nonfinite_ = -1;
+  first_there_.reset();
+}
+
+void Gradients::look_in_device(bool on, std::int64_t nothing) {
+  looking_ = on, nothing_there_ = nothing;
+  if (on) first_there_ = at::full({}, nothing, at::TensorOptions(at::kLong).device(context_.device));
+}
+
 void Gradients::look_at(int parameter, const at::Tensor& gradient) {
+  if (looking_ && first_there_.defined()) {
+    const auto first = first_there_.eq(nothing_there_).logical_and_(gradient.isfinite().all().logical_not());
+    first_there_.masked_fill_(first, parameter);
+    return;
+  }
   if (looking_ && first_nonfinite_ < 0 && !gradient.isfinite().all().item<bool>()) first_nonfinite_ = parameter;
 }
 

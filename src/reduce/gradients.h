@@ -105,8 +105,14 @@ class Gradients final : public GradientEvents,
   void multiply(double factor);
 
   /// From now on (until the next call) this rank's own gradients are looked at as they come: which is the first that isn't finite?
-  void look_for_nonfinite(bool on) { looking_ = on, first_nonfinite_ = -1; }
+  void look_for_nonfinite(bool on);
   int first_nonfinite() const { return first_nonfinite_; }  ///< -1: none, or not looked for
+  /// The same without the host's knowing: what is found stays in the device's memory.
+  /// @param nothing what first_nonfinite_there() is while all has been finite
+  void look_in_device(bool on, std::int64_t nothing);
+  bool looking() const { return looking_; }
+  /// int64 without dimensions; undefined: not looked for.
+  at::Tensor first_nonfinite_there() const { return looking_ ? first_there_ : at::Tensor(); }
 
   /// Collective. All gradients resident until release(): raw pointers to them are valid, and written values count.
   void gather_all();
@@ -188,6 +194,8 @@ class Gradients final : public GradientEvents,
   bool all_deferred_ = true;  ///< of what has arrived since the last agreement
   bool looking_ = false;
   int first_nonfinite_ = -1;
+  at::Tensor first_there_;  ///< look_in_device()
+  std::int64_t nothing_there_ = 0;
   bool unfinished_ = false, aborted_ = false, deferring_ = false, no_edits_ = false, over_ = false;
   std::uint64_t edits_ = 0, marked_edits_ = 0, edited_ = 0;
 };

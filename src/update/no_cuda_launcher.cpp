@@ -1,6 +1,6 @@
 // Stands in for cuda_launcher.cpp in a build without CUDA.
 #include "core/check.h"
-#include "update/device_pass.h"
+#include "update/device_launcher.h"
 
 namespace zero {
 

@@ -21,6 +21,8 @@ namespace zero {
 using StateMap = ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>;
 using Groups = std::vector<torch::optim::OptimizerParamGroup>;
 
+class DeviceStep;
+
 class Updater {
  public:
   virtual ~Updater() = default;
@@ -36,13 +38,15 @@ struct UpdateContext {
   const std::vector<Parameter>& parameters;
   const Precision& precision;
   MasterWeights& masters;
-  c10::Device device;
+  DeviceStep* device_step;  ///< where the scalars of a step are; null: the CPU's pass, with the host's
 };
 
 /// True for the classes and types that the fused pass knows.
 bool fused_knows(WrappedClass kind, at::ScalarType dtype);
 
 std::unique_ptr<Updater> make_fused_updater(const UpdateContext& context);
+/// The same by a device's kernels, multiplied by what DeviceStep has decided: update()'s `factor` and `threads` don't count.
+std::unique_ptr<Updater> make_device_updater(const UpdateContext& context);
 
 /// @param inner the wrapped optimizer; outlives the updater. Its groups are set to flat pieces during update().
 std::unique_ptr<Updater> make_elementwise_updater(const UpdateContext& context, torch::optim::Optimizer& inner);

@@ -158,8 +158,8 @@ TEST_CASE("GPU: statistics and decision are the CPU's, in a CUDA graph as well",
       }
       StepRecord record{};
       StepSettings settings{};
-      settings.max_norm[0] = 1;
-      settings.clips = 1;
+      settings.clip_factor = 1;
+      settings.max_norm = 1;
       settings.skip_nonfinite = 1;
       const AdamGroup group{1e-3, 0.9, 0.999, 1e-8, 0.1, 1, 0};
       LossScaleRule rule;

@@ -227,15 +227,14 @@ TEST_CASE("the decision: norm, clips, skip and the parameters' scalars are the C
     for (const double scale : {0.0, 1024.0}) {
       for (const bool skip_nonfinite : {false, true}) {
         for (const bool overflow : {false, true}) {
-          for (const int clips : {0, 1, 2}) {
+          for (const int clips : {0, 1, 2}) {  // before the step, in it
             INFO("sum " << sum << ", scale " << scale << ", clips " << clips << (overflow ? ", overflow" : ""));
             StepRecord record{};
             record.sum_of_squares = sum;
             record.first_nonfinite = overflow ? 5 : kAllFinite;
             StepSettings settings{};
-            settings.max_norm[0] = 1e-3;
-            settings.max_norm[1] = 5e-4;
-            settings.clips = clips;
+            settings.clip_factor = clips > 1 ? 0.25 : 1;
+            settings.max_norm = clips > 0 ? 5e-4 : 0;
             settings.skip_nonfinite = skip_nonfinite;
             LossScaleRule rule;
             LossScaleState state{scale, 7, 1, 0}, expected_state = state;
@@ -249,15 +248,17 @@ TEST_CASE("the decision: norm, clips, skip and the parameters' scalars are the C
             decide_on_host(DecideBody<AdamPlan, AdamGroup>{tables, plans.data(), wide.data()});
 
             const double unscale = scale > 0 ? 1 / scale : 1;
-            double clip = 1;
-            for (int k = 0; k < clips; ++k) {
-              double factor = settings.max_norm[k] / (std::sqrt(sum) * clip * unscale + 1e-6);
+            double clip = clips > 1 ? 0.25 : 1;
+            const double norm = std::sqrt(sum) * clip * unscale;
+            if (clips > 0) {
+              double factor = 5e-4 / (norm + 1e-6);
               if (factor > 1) factor = 1;
               clip *= factor;
             }
             const auto same = [](double a, double b) { return a == b || (a != a && b != b); };
             const bool skipped = overflow && skip_nonfinite;
-            CHECK(same(record.grad_norm, std::sqrt(sum) * unscale));
+            CHECK(same(record.grad_norm, norm));
+            CHECK(record.loss_scale == (scale > 0 ? scale : 1));
             CHECK(same(record.clip_factor, clip));
             CHECK(same(record.grad_factor, clip * unscale));
             CHECK(record.overflow == overflow);
@@ -293,6 +294,7 @@ TEST_CASE("the decision lets the loss scale follow, and gradients that were unsc
   const SgdGroup group{0.1, 0.9, 0, 0, 1};
   StepRecord record{};
   StepSettings settings{};
+  settings.clip_factor = 1;
   settings.skip_nonfinite = 1;
   LossScaleRule rule;
   rule.growth_interval = 2;
@@ -319,4 +321,22 @@ TEST_CASE("the decision lets the loss scale follow, and gradients that were unsc
   step(false);
   CHECK(record.grad_norm == 8);
   CHECK(plan.scalars.grad_scale == 1);
+}
+
+TEST_CASE("the statistics of several ranks are added in their order, and the lowest parameter counts", "[cuda]") {
+  const Statistics of_ranks[] = {{1e16, kAllFinite, kAllFinite}, {1, 7, 9}, {1, 3, 8}};
+  StepRecord record{};
+  record.sum_of_squares = 5;
+  record.first_nonfinite = 1;  // of this rank, which is among them
+  combine(of_ranks, 3, record);
+  CHECK(record.sum_of_squares == (1e16 + 1) + 1);
+  CHECK(record.first_nonfinite == 3);
+  CHECK(record.rank_of_own == 1);  // the lowest rank that has looked and found
+  CHECK(record.first_own == 9);
+  decide(StepSettings{1, 0, 1, 1}, nullptr, record);
+  CHECK(record.nonfinite_rank == 1);
+  CHECK(record.nonfinite_parameter == 9);
+  combine(of_ranks, 1, record);
+  CHECK(record.first_nonfinite == kAllFinite);
+  CHECK(record.rank_of_own == -1);
 }
