@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "kernels/cuda/cuda_kernels.h"
+#include "kernels/cuda/decide_body.h"
 
 namespace {
 

@@ -2,7 +2,8 @@
 //
 //   gpt_precision MODEL STEPS FOLDER GPT MPIRUN...
 //
-// Compared is the mean loss of the last tenth of the steps: within 2 %.
+// Compared is the mean loss of the last tenth of the steps: within 2 %. LibTorch's float16 on a CPU is some twenty times slower than its
+// float32: stages after the first make a fifth of the steps, which have to be the first stage's.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -32,7 +33,8 @@ double mean_of_last_tenth(const std::vector<double>& losses) {
 int main(int argc, char** argv) try {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   if (argc < 6) throw std::runtime_error("usage: gpt_precision MODEL STEPS FOLDER GPT MPIRUN...");
-  const std::string model = argv[1], steps = argv[2], folder = argv[3];
+  const std::string model = argv[1], folder = argv[3];
+  const int steps = std::stoi(argv[2]);
   std::string launcher;
   for (int i = 5; i < argc; ++i) launcher += ::quoted(argv[i]) + " ";
   launcher += ::quoted(argv[4]);
@@ -42,11 +44,11 @@ int main(int argc, char** argv) try {
     text = folder + "/pseudo.txt";
     std::ofstream(text, std::ios::binary) << gpt::pseudo_text(200000);
   }
-  const auto train = [&](const std::string& dtype, int stage) {
+  const auto train = [&](const std::string& dtype, int stage, int count) {
     const std::string out = folder + "/" + dtype + ".json";
     std::filesystem::remove(out);
     const std::string command = launcher + " --text " + ::quoted(text) + " --model " + model + " --stage " +
-                                std::to_string(stage) + " --dtype " + dtype + " --steps " + steps +
+                                std::to_string(stage) + " --dtype " + dtype + " --steps " + std::to_string(count) +
                                 " --micro-batch 4 --clip 1 --bucket-bytes 300000 --quiet --json " + ::quoted(out);
     const Finished run = run_command(command);
     if (run.status != 0)
@@ -56,20 +58,29 @@ int main(int argc, char** argv) try {
   };
 
   bool good = true;
-  const double expected = mean_of_last_tenth(train("float32", 1)["losses"].get<std::vector<double>>());
-  std::printf("%s, %s steps: float32 ends at %.5f\n", model.c_str(), steps.c_str(), expected);
+  const double expected = mean_of_last_tenth(train("float32", 1, steps)["losses"].get<std::vector<double>>());
+  std::printf("%s, %d steps: float32 ends at %.5f\n", model.c_str(), steps, expected);
   for (const std::string dtype : {"bfloat16", "float16"}) {
     std::vector<double> first;
     for (int stage = 0; stage <= 3; ++stage) {
-      const json run = train(dtype, stage);
+      const int count = dtype == "float16" && stage > 0 ? std::max(1, steps / 5) : steps;
+      const json run = train(dtype, stage, count);
       const auto losses = run["losses"].get<std::vector<double>>();
-      const double end = mean_of_last_tenth(losses), off = end / expected - 1;
+      if (static_cast<int>(losses.size()) != count) throw std::runtime_error("not a loss for each step");
       if (stage == 0) first = losses;
-      const bool same = losses == first, near = std::abs(off) <= 0.02;  // false for NaN
+      const bool same = std::equal(losses.begin(), losses.end(), first.begin());
+      const double end = mean_of_last_tenth(losses);
+      if (count < steps) {
+        std::printf("%-8s stage %d: %d steps%s\n", dtype.c_str(), stage, count, same ? ", the same bits" : ", OTHER BITS");
+        good = good && same;
+        continue;
+      }
+      const double off = end / expected - 1;
+      const bool near = std::abs(off) <= 0.02;  // false for NaN
       std::printf("%-8s stage %d: ends at %.5f (%+.2f %%), loss scale %g, %d steps skipped%s%s\n", dtype.c_str(), stage, end,
                   100 * off, run["loss_scale"].get<double>(), run["skipped_steps"].get<int>(), same ? "" : ", OTHER BITS",
                   near ? "" : ", TOO FAR");
-      good = good && same && near && losses.size() == first.size() && !losses.empty();
+      good = good && same && near;
     }
   }
   return good ? 0 : 1;
