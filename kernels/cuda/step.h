@@ -28,14 +28,14 @@ struct StepRecord {
   std::int64_t first_own;
   std::int32_t rank_of_own;  ///< whose first_own this is, since combine_statistics(); -1: nobody's
   // Decisions.
-  double grad_norm;       ///< unscaled, before clipping
-  double clip_factor;     ///< the product of all clips' factors
-  double grad_factor;     ///< what the update multiplies gradients by: clip_factor / loss scale
-  double loss_scale;      ///< in force; 1: there is none
+  double grad_norm;                  ///< unscaled, before clipping
+  double clip_factor;                ///< the product of all clips' factors
+  double grad_factor;                ///< what the update multiplies gradients by: clip_factor / loss scale
+  double loss_scale;                 ///< in force; 1: there is none
   std::int64_t nonfinite_parameter;  ///< when the step was decided: what overflowed first, and
   std::int32_t nonfinite_rank;       ///< on which rank; -1: not known
-  std::int32_t overflow;  ///< a gradient isn't finite
-  std::int32_t skip;      ///< the update writes nothing
+  std::int32_t overflow;             ///< a gradient isn't finite
+  std::int32_t skip;                 ///< the update writes nothing
 };
 
 /// What the host wants of the step.

@@ -118,7 +118,8 @@ struct ZeroOptimizer::Impl {
   std::shared_ptr<PagedParameters> paged;  ///< the same at stage 3, null otherwise
   const Precision precision;
   MasterWeights masters;
-  std::unique_ptr<DeviceStep> device_step;  ///< where the scalars of a step are in a device's memory; null: parameters on the CPU
+  std::unique_ptr<DeviceStep>
+      device_step;  ///< where the scalars of a step are in a device's memory; null: parameters on the CPU
   std::unique_ptr<Updater> fused, elementwise;
   std::shared_ptr<LossScaling> scaling;  ///< null: losses aren't scaled
 
@@ -126,8 +127,8 @@ struct ZeroOptimizer::Impl {
   StepReport pending;  ///< of the step that is being made: what clip_grad_norm_ has done already
   double clip_factor = 1;
   int norms_on_device = 0;  ///< since the last step
-  bool unread = false;   ///< the device knows more of the last step than the report says
-  bool divides = false;  ///< gradients are to be divided by the loss scale, in the call that is being made
+  bool unread = false;      ///< the device knows more of the last step than the report says
+  bool divides = false;     ///< gradients are to be divided by the loss scale, in the call that is being made
   double unscale = 1;    ///< by which gradients have to be multiplied, in the call that is being made, since losses were scaled
   double kept_norm = 0;  ///< of the kept averages, before clip_factor
   int kept_nonfinite = -1;

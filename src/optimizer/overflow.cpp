@@ -50,10 +50,9 @@ void ZeroOptimizer::Impl::refuse_nonfinite() {
 }
 
 std::string ZeroOptimizer::Impl::reason_of(const StepReport& skipped, bool at_minimum, double scale) {
-  auto reason = skipped.nonfinite_rank < 0
-                    ? "the averaged gradient of " + skipped.first_nonfinite + " is not finite"
-                    : detail::text("the gradient of ", skipped.first_nonfinite, " was not finite on rank ",
-                                   skipped.nonfinite_rank, ", first of all");
+  auto reason = skipped.nonfinite_rank < 0 ? "the averaged gradient of " + skipped.first_nonfinite + " is not finite"
+                                           : detail::text("the gradient of ", skipped.first_nonfinite,
+                                                          " was not finite on rank ", skipped.nonfinite_rank, ", first of all");
   if (at_minimum) reason += detail::text(", and the loss scale, ", scale, ", can't become smaller");
   return reason;
 }

@@ -311,7 +311,8 @@ void ZeroOptimizer::Impl::make_parts() {
   }
   device_step.reset();
   if (fused_knows(kind, at::kFloat))
-    if (auto launcher = make_launcher(device)) device_step = std::make_unique<DeviceStep>(kind, masters, device, std::move(launcher));
+    if (auto launcher = make_launcher(device))
+      device_step = std::make_unique<DeviceStep>(kind, masters, device, std::move(launcher));
   const UpdateContext update{kind, parameters, precision, masters, device_step.get()};
   fused = make_fused_updater(update);
   elementwise = make_elementwise_updater(update, *inner);

@@ -33,9 +33,12 @@ void append(std::vector<char>& bytes, const Group& group) {
   std::memcpy(bytes.data() + at, &group, sizeof group);
 }
 
-template <class T>
-bool same_bytes(const T& a, const T& b) {
-  return std::memcmp(&a, &b, sizeof a) == 0;
+bool same(const cuda::StepSettings& a, const cuda::StepSettings& b) {
+  return a.clip_factor == b.clip_factor && a.max_norm == b.max_norm && a.skip_nonfinite == b.skip_nonfinite &&
+         a.unscaled == b.unscaled;
+}
+bool same(const kernels::LossScaleState& a, const kernels::LossScaleState& b) {
+  return a.scale == b.scale && a.clean == b.clean && a.tolerated == b.tolerated && a.skipped_in_a_row == b.skipped_in_a_row;
 }
 
 constexpr auto kRow = static_cast<std::int64_t>(sizeof(ParameterStep) / sizeof(std::int32_t));
@@ -128,26 +131,21 @@ void DeviceStep::write_absent(const std::vector<char>& present) {
 void DeviceStep::follow(const std::vector<Parameter>& parameters, const std::vector<char>& present, const Groups& groups,
                         StateMap& states) {
   follow_groups(groups);
-  bool same = known_.size() == parameters.size();
-  for (std::size_t k = 0; k < parameters.size() && same; ++k) {
+  bool as_known = known_.size() == parameters.size();
+  for (std::size_t k = 0; k < parameters.size() && as_known; ++k) {
     const auto found = now(parameters[k], states);
-    same = found.state == known_[k].state && found.steps == known_[k].steps;
+    as_known = found.state == known_[k].state && found.steps == known_[k].steps;
   }
-  if (!same)
+  if (!as_known)
     write_parameters(parameters, present, states);
   else if (present != present_)
     write_absent(present);
 }
 
 void DeviceStep::follow(const LossScaling* scaling) {
-  if (scaling == nullptr) return;
-  const bool again = scale_told_ && scaling->rule.growth_interval == rule_known_.growth_interval &&
-                     scaling->state.scale == scale_known_.scale && scaling->state.clean == scale_known_.clean &&
-                     scaling->state.tolerated == scale_known_.tolerated &&
-                     scaling->state.skipped_in_a_row == scale_known_.skipped_in_a_row;
-  if (again) return;
-  rule_known_ = scaling->rule, scale_known_ = scaling->state, scale_told_ = true;
-  put(offsetof(Fixed, rule), &rule_known_, sizeof rule_known_);
+  if (scaling == nullptr || (scale_told_ && same(scaling->state, scale_known_))) return;
+  scale_known_ = scaling->state, scale_told_ = true;
+  put(offsetof(Fixed, rule), &scaling->rule, sizeof scaling->rule);  // which doesn't change
   put(offsetof(Fixed, scale), &scale_known_, sizeof scale_known_);
 }
 
@@ -191,19 +189,15 @@ void DeviceStep::decide_with(bool scaled) {
   auto* plans = any_other_ ? in<Plan<float>>(room(plans_, count * sizeof(Plan<float>))) : nullptr;
   auto* plans_double = any_double_ ? in<Plan<double>>(room(plans_double_, count * sizeof(Plan<double>))) : nullptr;
   auto* f = fixed();
-  const cuda::DecideTables<Group> tables{&f->record,
-                                         &f->settings,
-                                         scaled ? &f->rule : nullptr,
-                                         scaled ? &f->scale : nullptr,
-                                         in<Group>(groups_),
-                                         steps(),
-                                         static_cast<std::int32_t>(count)};
+  const cuda::DecideTables<Group> tables{
+      &f->record,         &f->settings, scaled ? &f->rule : nullptr,     scaled ? &f->scale : nullptr,
+      in<Group>(groups_), steps(),      static_cast<std::int32_t>(count)};
   launcher_->decide(tables, plans, plans_double);
   ahead_ = true;
 }
 
 void DeviceStep::decide(const cuda::StepSettings& settings, bool scaled) {
-  if (!same_bytes(settings, settings_known_)) {
+  if (!same(settings, settings_known_)) {
     settings_known_ = settings;
     put(offsetof(Fixed, settings), &settings, sizeof settings);
   }

@@ -64,7 +64,7 @@ class DeviceStep {
 
   /// What the device has by now. Waits for it.
   struct Found {
-    kernels::cuda::StepRecord record;     ///< decisions of the last decide(), statistics of what came after
+    kernels::cuda::StepRecord record;  ///< decisions of the last decide(), statistics of what came after
     kernels::LossScaleState scale;
   };
   /// @param states their step counts become what the device has counted
@@ -116,7 +116,6 @@ class DeviceStep {
   std::vector<char> present_;
   std::vector<char> groups_known_;
   kernels::cuda::StepSettings settings_known_{};
-  kernels::LossScaleRule rule_known_{};
   kernels::LossScaleState scale_known_{};
   bool scale_told_ = false;
   bool ahead_ = false;  ///< the device has counted steps that the host doesn't know of

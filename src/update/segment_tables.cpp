@@ -16,8 +16,7 @@ bool same(const cuda::Segment& a, const cuda::Segment& b) {
 
 }  // namespace
 
-cuda::SegmentTable SegmentTables::of(Key key, const std::vector<cuda::Segment>& segments,
-                                     std::int64_t elements) {
+cuda::SegmentTable SegmentTables::of(Key key, const std::vector<cuda::Segment>& segments, std::int64_t elements) {
   auto& table = tables_[key];
   if (table.elements != elements || table.segments.size() != segments.size() ||
       !std::equal(segments.begin(), segments.end(), table.segments.begin(), same)) {

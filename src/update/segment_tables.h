@@ -18,8 +18,7 @@ class SegmentTables {
   using Key = std::array<int, 3>;  ///< whose table it is: space, bucket, and which part of it
 
   /// The table of a stretch of `elements` elements with these segments.
-  kernels::cuda::SegmentTable of(Key key, const std::vector<kernels::cuda::Segment>& segments,
-                                 std::int64_t elements);
+  kernels::cuda::SegmentTable of(Key key, const std::vector<kernels::cuda::Segment>& segments, std::int64_t elements);
 
  private:
   struct Table {

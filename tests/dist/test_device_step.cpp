@@ -89,7 +89,9 @@ TEST_CASE("device step: the host's bits, for every class, type and option that t
   const auto nesterov = [](Params p) {
     return std::make_unique<SGD>(std::move(p), SGDOptions(0.05).momentum(0.9).nesterov(true));
   };
-  const auto dampened = [](Params p) { return std::make_unique<SGD>(std::move(p), SGDOptions(0.05).momentum(0.9).dampening(0.3)); };
+  const auto dampened = [](Params p) {
+    return std::make_unique<SGD>(std::move(p), SGDOptions(0.05).momentum(0.9).dampening(0.3));
+  };
   for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16}) {
     compare("Adam", training_of(adam, type));
     compare("AdamW", training_of(adamw, type));
@@ -278,8 +280,12 @@ class Counting final : public zero::DeviceLauncher {
               zero::kernels::cuda::SgdPlan<double>* b) override {
     ++others, to_->decide(t, a, b);
   }
-  void update(const zero::kernels::AdamSpans& s, const zero::kernels::cuda::AdamTables& t) override { ++updates, to_->update(s, t); }
-  void update(const zero::kernels::SgdSpans& s, const zero::kernels::cuda::SgdTables& t) override { ++updates, to_->update(s, t); }
+  void update(const zero::kernels::AdamSpans& s, const zero::kernels::cuda::AdamTables& t) override {
+    ++updates, to_->update(s, t);
+  }
+  void update(const zero::kernels::SgdSpans& s, const zero::kernels::cuda::SgdTables& t) override {
+    ++updates, to_->update(s, t);
+  }
 
  private:
   std::unique_ptr<zero::DeviceLauncher> to_ = step_on_host::make_launcher();
@@ -296,7 +302,8 @@ TEST_CASE("device step: one launch updates a bucket's shard, whatever is in it")
     on_threads({2}, [&](const Communicator& comm) {
       Params params;
       for (int i = 0; i < 50; ++i) params.push_back(values({40 + i}, i, at::kFloat).requires_grad_(true));
-      auto opt = zero::wrap<AdamW>(params, AdamWOptions(0.01), Options(comm).stage(static_cast<Stage>(stage)).skip_nonfinite(true));
+      auto opt =
+          zero::wrap<AdamW>(params, AdamWOptions(0.01), Options(comm).stage(static_cast<Stage>(stage)).skip_nonfinite(true));
       const auto step = [&] {
         opt.zero_grad();
         auto loss = params[0].sum();

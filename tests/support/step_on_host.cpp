@@ -17,8 +17,8 @@ class HostLauncher final : public zero::DeviceLauncher {
  public:
   void begin_step(StepRecord* record) override { begin(*record); }
 
-  void add_statistics(Span grad, const SegmentTable& segments, const ParameterStep* parameters,
-                      StatisticsWorkspace* workspace, StepRecord* record) override {
+  void add_statistics(Span grad, const SegmentTable& segments, const ParameterStep* parameters, StatisticsWorkspace* workspace,
+                      StepRecord* record) override {
     const int blocks = statistics_blocks(segments.elements);
     bind_statistics(grad, segments, parameters, [&](const auto& body) {
       for (int block = 0; block < blocks; ++block) {
@@ -42,14 +42,12 @@ class HostLauncher final : public zero::DeviceLauncher {
   }
 
   void update(const AdamSpans& spans, const AdamTables& tables) override {
-    with_any_type(spans.param.dtype, [&](auto p) {
-      bind_adam<decltype(p)>(spans, tables, [](const auto& body) { run_on_host(body, kBlocks); });
-    });
+    with_any_type(spans.param.dtype,
+                  [&](auto p) { bind_adam<decltype(p)>(spans, tables, [](const auto& body) { run_on_host(body, kBlocks); }); });
   }
   void update(const SgdSpans& spans, const SgdTables& tables) override {
-    with_any_type(spans.param.dtype, [&](auto p) {
-      bind_sgd<decltype(p)>(spans, tables, [](const auto& body) { run_on_host(body, kBlocks); });
-    });
+    with_any_type(spans.param.dtype,
+                  [&](auto p) { bind_sgd<decltype(p)>(spans, tables, [](const auto& body) { run_on_host(body, kBlocks); }); });
   }
 
  private:
