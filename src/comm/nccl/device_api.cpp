@@ -2,6 +2,7 @@
 // on machines without a driver.
 #include "comm/nccl/device_api.h"
 
+#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/from_blob.h>
@@ -10,6 +11,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
+#include <dlfcn.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -130,7 +132,30 @@ class CudaDevice final : public DeviceApi {
 
 }  // namespace
 
-int cuda_devices() { return c10::cuda::device_count(); }
+void load_torch_cuda() {
+  constexpr const char* kName = "libtorch_cuda.so";
+  static const std::string problem = [] {
+    if (dlopen(kName, RTLD_NOW | RTLD_NOLOAD) != nullptr) return std::string();
+    // Beside the half that is there.
+    Dl_info here{};
+    std::string path = kName;
+    if (dladdr(reinterpret_cast<const void*>(&at::globalContext), &here) != 0 && here.dli_fname != nullptr) {
+      const std::string known = here.dli_fname;
+      if (const auto slash = known.rfind('/'); slash != std::string::npos) path = known.substr(0, slash + 1) + kName;
+    }
+    if (dlopen(path.c_str(), RTLD_NOW) != nullptr || dlopen(kName, RTLD_NOW) != nullptr) return std::string();
+    const char* why = dlerror();
+    return std::string(why != nullptr ? why : "no reason given");
+  }();
+  ZERO_CHECK(problem.empty(), "LibTorch's CUDA library can't be loaded: ", problem,
+             ". Take a LibTorch with CUDA, or link the program with torch_cuda");
+}
+
+int cuda_devices() {
+  const int count = c10::cuda::device_count();
+  if (count > 0) load_torch_cuda();
+  return count;
+}
 
 std::shared_ptr<DeviceApi> cuda_device(c10::Device device) {
   ZERO_CHECK(device.is_cuda(), "zero: ", device.str(), " is not a CUDA device; name one like cuda:0");
@@ -140,6 +165,7 @@ std::shared_ptr<DeviceApi> cuda_device(c10::Device device) {
   if (!device.has_index()) device = c10::Device(c10::kCUDA, c10::cuda::current_device());
   ZERO_CHECK(device.index() < count, "zero: ", device.str(), " doesn't exist: this process sees ", count, " GPU",
              count == 1 ? "" : "s");
+  at::globalContext().lazyInitDevice(c10::kCUDA);  // LibTorch's allocator, which a tensor would have made
   return std::make_shared<CudaDevice>(device);
 }
 

@@ -101,6 +101,10 @@ class OwnedStream {
 /// Waits on the host until the event is over, with naps; `meanwhile` is called again and again and ends the wait by throwing.
 void wait_on_host(DeviceApi& api, DeviceApi::Event event, const std::function<void()>& meanwhile);
 
+/// LibTorch's CUDA half, libtorch_cuda.so: nothing of this library asks for it by a symbol, so a program that isn't linked with it is
+/// given it when it first asks for a GPU (a second, a gigabyte). Before anything else asks LibTorch about CUDA. Builds with CUDA only.
+/// @throws c10::Error with the loader's words
+void load_torch_cuda();
 /// The GPUs that this process sees; 0 without a driver. A build without CUDA throws an error that names the fix.
 int cuda_devices();
 /// The production implementation. A build without CUDA throws an error that names the fix.
