@@ -152,7 +152,7 @@ void load_torch_cuda() {
 }
 
 int cuda_devices() {
-  const int count = c10::cuda::device_count();
+  const auto count = static_cast<unsigned char>(c10::cuda::device_count());
   if (count > 0) load_torch_cuda();
   return count;
 }
