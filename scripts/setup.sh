@@ -20,7 +20,7 @@ HELP
 
 zero_torch_version=2.11.0
 zero_nvcc_requirement='cuda-toolkit[nvcc,cudart,cccl,crt,nvvm]==13.0.2'  # the toolkit that this LibTorch was built with
-zero_packages=(g++ cmake ninja-build git ccache openmpi-bin libopenmpi-dev catch2 libcli11-dev nlohmann-json3-dev
+zero_packages=(g++ cmake ninja-build git ccache openmpi-bin libopenmpi-dev catch2 libcli11-dev nlohmann-json3-dev libxxhash-dev
                python3 python3-venv iproute2 ca-certificates dataset-fashion-mnist)
 zero_ci_packages=(clang-format clang-tidy)
 

@@ -27,6 +27,8 @@
 namespace zero {
 
 struct LossScaling;
+struct Consolidated;   // src/checkpoint/consolidate.cpp
+class BackgroundSave;  // src/checkpoint/background_save.h
 
 struct ZeroOptimizer::Impl {
   Impl(std::unique_ptr<torch::optim::Optimizer> inner, const Options& options);
@@ -52,6 +54,7 @@ struct ZeroOptimizer::Impl {
 
   // --- overflow.cpp
   void use_loss_scaling(std::shared_ptr<LossScaling> made);
+  void forget_replaced_masters();
 
   // --- backward.cpp
   /// Collective. Every p.grad() becomes an ordinary, resident tensor until the end of the step.
@@ -67,6 +70,18 @@ struct ZeroOptimizer::Impl {
   /// Collective. Everybody gets rank `root`'s values of whole parameters.
   void broadcast_whole(const std::vector<int>& parameters, int root);
   std::vector<LocalShard> local_shards() const;
+
+  // --- src/checkpoint/consolidate.cpp
+  /// Collective. The whole state of every parameter, kept where `keep`.
+  void consolidate(bool keep);
+  /// Lends the whole state to `body`: this rank's own where it has all of it. @throws where it hasn't.
+  void with_whole_state(const std::function<void(StateMap& state)>& body);
+  /// A parameter's master, whole; null if there is none.
+  const at::Tensor* whole_master(int parameter) const;
+
+  // --- src/checkpoint/background_save.cpp
+  /// What has become of a save in the background, once: words for an error, or empty.
+  std::string take_background_problem();
 
   // --- explain.cpp
   std::string explain() const;
@@ -84,6 +99,8 @@ struct ZeroOptimizer::Impl {
   bool averages() const { return comm.size() > 1 || divisor() != 1 || weighted(); }
   /// Collective: the start of a call that needs no gradients.
   void meet_for(Call call, const std::string& problem);
+  /// The same, and what has changed since the last step is followed: groups, parameters that were replaced.
+  void meet_between_steps(Call call, const std::string& problem);
   /// Waits until no reader looks at parameters; readers wait meanwhile.
   std::unique_lock<std::shared_timed_mutex> lock_out_readers();
   /// What a rank updates of a bucket, and the elements that makes.
@@ -114,7 +131,9 @@ struct ZeroOptimizer::Impl {
   const Precision precision;
   MasterWeights masters;
   std::unique_ptr<Updater> fused, elementwise;
-  std::shared_ptr<LossScaling> scaling;  ///< null: losses aren't scaled
+  std::shared_ptr<LossScaling> scaling;        ///< null: losses aren't scaled
+  std::shared_ptr<Consolidated> consolidated;  ///< null: not asked for since the last step
+  std::shared_ptr<BackgroundSave> saving;      ///< the last one, until it has been asked for
 
   StepReport report;   ///< of the last step
   StepReport pending;  ///< of the step that is being made: what clip_grad_norm_ has done already
@@ -188,7 +207,6 @@ struct ZeroOptimizer::Impl {
   /// Collective where suspicious(). The step is skipped: says why, and on which rank if that is known.
   void refuse_nonfinite();
   void end_loss_scaling();
-  void forget_replaced_masters();
 
   std::vector<char> present;  ///< per parameter: some rank has a gradient, in the call that is being made
 };

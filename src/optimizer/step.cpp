@@ -264,6 +264,7 @@ void ZeroOptimizer::Impl::step_entered() {
   pending.number = report.number + 1;
   report = pending;
   pending = StepReport{};
+  consolidated.reset();  // of the step before
   end_loss_scaling();
 }
 
