@@ -87,6 +87,7 @@ Run train(const Settings& settings, const std::string& text, const zero::Communi
 
   const auto measured = recorder.finish(model->parameter_count(), optimizer.padded_numel(), optimizer.memory_plan());
   if (settings.explain && comm.rank() == 0) std::printf("%s\n", optimizer.explain().c_str());
+  if (!settings.export_to.empty()) zero::export_model(settings.export_to, *model, optimizer);
   if (settings.generate > 0 || settings.quickstart) optimizer.unshard();  // rank 0 generates text with the model alone
   return {measured, model};
 }

@@ -30,6 +30,7 @@ struct Settings {
   std::string save;  ///< directory of checkpoints; empty: none are made
   std::int64_t save_every = 0, keep = 3;
   std::string resume;
+  std::string export_to;
   std::string json;
   std::int64_t generate = 0;
   std::string prompt = "#include <";
