@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <system_error>
 #include <utility>
 
@@ -34,6 +35,11 @@ std::int64_t step_of(const std::string& name) {
   return step;
 }
 
+std::string in(const std::string& folder, const std::string& name) {
+  std::string path = folder;
+  return path.append("/").append(name);
+}
+
 // The folder's lock, or -1 if another holds it (or there is no such folder any more).
 int try_lock(const std::string& path) {
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -46,7 +52,7 @@ int try_lock(const std::string& path) {
 void remove_leftovers(const std::string& directory) {
   for (const auto& name : names_in(directory)) {
     if (name.compare(0, kTemporary.size(), kTemporary) != 0) continue;
-    const auto path = directory + "/" + name;
+    const auto path = in(directory, name);
     const int lock = try_lock(path);
     if (lock < 0) continue;  // in progress
     remove_all(path);
@@ -91,7 +97,11 @@ std::string step_folder(const std::string& directory, std::int64_t step) {
 }
 
 NewFolder NewFolder::make(const std::string& directory, std::int64_t step) {
-  make_folder(directory);
+  if (!is_folder(directory)) {
+    make_folder(directory);
+    const auto parent = std::filesystem::path(directory).parent_path().string();
+    sync_folder(parent.empty() ? "." : parent);
+  }
   remove_leftovers(directory);
   auto path = temporary_name(directory, kStep + std::to_string(step));
   const int lock = try_lock(path);
@@ -115,7 +125,7 @@ NewFolder::~NewFolder() {
 }
 
 std::string NewFolder::commit(const std::string& manifest, int keep) {
-  const auto place = step_folder(directory_, step_);
+  auto place = step_folder(directory_, step_);
   write_whole(path_ + "/" + kManifestName, manifest);
   sync_folder(path_);
   take_place(path_, place);
@@ -138,7 +148,7 @@ std::vector<std::string> checkpoints_in(const std::string& directory) {
   for (const auto& name : names_in(directory)) {
     const auto step = step_of(name);
     if (step < 0) continue;
-    const auto path = directory + "/" + name;
+    const auto path = in(directory, name);
     try {
       (void)read_manifest(path);
     } catch (const c10::Error&) {
