@@ -36,7 +36,7 @@ die() { printf 'device_check.sh: error: %s\n' "$*" >&2; exit 1; }
 
 if ((pack)); then
   rm -rf device-deps
-  for package in libcli11-dev nlohmann-json3-dev catch2; do
+  for package in libcli11-dev nlohmann-json3-dev libxxhash-dev catch2; do
     dpkg-query -L "$package" >/dev/null 2>&1 || die "$package is not installed: run scripts/setup.sh first"
     dpkg-query -L "$package" | while read -r file; do
       if [[ -f $file && $file =~ ^/usr/(include|lib|share/(cmake|pkgconfig|nlohmann_json|CLI11|Catch2)) ]]; then

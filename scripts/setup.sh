@@ -9,6 +9,7 @@ usage: scripts/setup.sh [--ci]
 Installs what is missing, and nothing else:
   * Debian packages: compiler, CMake, Ninja, Open MPI, Catch2, Fashion-MNIST and the like (--ci: clang-format and clang-tidy too);
   * LibTorch from PyPI, in a virtual environment in the user's cache, shared by all clones (2 GB to download, 5 GB on disk);
+  * safetensors for Python into the same environment: a test reads with it what the library exports;
   * nvcc from PyPI into the same environment, where there is no CUDA toolkit.
 
 environment:
@@ -20,7 +21,8 @@ HELP
 
 zero_torch_version=2.11.0
 zero_nvcc_requirement='cuda-toolkit[nvcc,cudart,cccl,crt,nvvm]==13.0.2'  # the toolkit that this LibTorch was built with
-zero_packages=(g++ cmake ninja-build git ccache openmpi-bin libopenmpi-dev catch2 libcli11-dev nlohmann-json3-dev
+zero_safetensors_requirement='safetensors==0.8.0'  # a test reads exports with it
+zero_packages=(g++ cmake ninja-build git ccache openmpi-bin libopenmpi-dev catch2 libcli11-dev nlohmann-json3-dev libxxhash-dev
                python3 python3-venv iproute2 ca-certificates dataset-fashion-mnist)
 zero_ci_packages=(clang-format clang-tidy)
 
@@ -189,6 +191,17 @@ download_nvcc() {
   exec 9>&-
 }
 
+download_safetensors() {
+  local venv=$1
+  exec 9>"$zero_cache/lock"
+  flock 9
+  if [[ ! -e $venv/.complete-safetensors ]]; then
+    pip_install "$venv" "$zero_safetensors_requirement"
+    touch "$venv/.complete-safetensors"
+  fi
+  exec 9>&-
+}
+
 setup_torch() {
   if find_users_torch; then
     say "LibTorch: $zero_torch_root (yours)"
@@ -201,6 +214,7 @@ setup_torch() {
   if [[ ${ZERO_WITH_CUDA:-AUTO} != OFF && ! -e $venv/.complete-nvcc ]] && ! has_cuda_toolkit; then
     download_nvcc "$venv"
   fi
+  [[ -e $venv/.complete-safetensors ]] || download_safetensors "$venv"
   zero_torch_root=$(torch_root_of "$venv") || die "no LibTorch in $venv: remove that folder and run this again"
   say "LibTorch: $zero_torch_root"
 }

@@ -14,6 +14,7 @@
 #include <fstream>
 #include <optional>
 
+#include "checkpoints.h"
 #include "generate.h"
 #include "memory.h"
 #include "model.h"
@@ -63,6 +64,8 @@ Run train(const Settings& settings, const std::string& text, const zero::Communi
 
   deferred.reset();
   const auto scaler = make_scaler(settings, optimizer);
+  Checkpoints checkpoints(settings, *model, optimizer);
+  recorder.start_at(checkpoints.resume());
 
   double loss = 0;
   do {
@@ -80,10 +83,11 @@ Run train(const Settings& settings, const std::string& text, const zero::Communi
     if (settings.clip > 0) zero::clip_grad_norm_(optimizer, settings.clip);
     recorder.before_update(optimizer.memory());
     optimizer.step();
-  } while (recorder.end_step(loss, optimizer.last_step()));
+  } while (checkpoints.end_step(recorder.end_step(loss, optimizer.last_step())));
 
   const auto measured = recorder.finish(model->parameter_count(), optimizer.padded_numel(), optimizer.memory_plan());
   if (settings.explain && comm.rank() == 0) std::printf("%s\n", optimizer.explain().c_str());
+  if (!settings.export_to.empty()) zero::export_model(settings.export_to, *model, optimizer);
   if (settings.generate > 0 || settings.quickstart) optimizer.unshard();  // rank 0 generates text with the model alone
   return {measured, model};
 }

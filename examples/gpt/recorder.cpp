@@ -43,7 +43,7 @@ void Recorder::begin_step() { step_start_ = Clock::now(); }
 void Recorder::before_update(const zero::Memory& kept) {
   m_.kept = kept;
   // Reading /proc takes a millisecond: when everything is there for the first time, and at the end.
-  if (step_ > 1 && step_ + 1 != settings_.steps) return;
+  if (step_ - first_step_ > 1 && step_ + 1 != settings_.steps) return;
   m_.counted_bytes = live_tensor_bytes() - live_before_ + shared_bytes_per_rank(comm_.local_size()) - shared_before_;
   m_.pss_growth_bytes = proportional_set() - proportional_before_;
 }

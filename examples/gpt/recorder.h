@@ -16,6 +16,8 @@ class Recorder {
   /// Just before the model is made: everything is measured as growth from here. Collective.
   Recorder(const Settings& settings, const zero::Communicator& comm);
 
+  /// A run that was resumed: so many steps have been made.
+  void start_at(std::int64_t step) { step_ = first_step_ = step; }
   void begin_step();
   /// Between backward and step: what is kept now. Gradients are there; from the second step on, optimizer state is, too.
   void before_update(const zero::Memory& kept);
@@ -33,7 +35,7 @@ class Recorder {
   zero::Communicator comm_;
   Progress progress_;
   Measurements m_;
-  std::int64_t step_ = 0;
+  std::int64_t step_ = 0, first_step_ = 0;
   std::int64_t live_before_, shared_before_, resident_before_, proportional_before_;
   Clock::time_point start_, step_start_;
 };

@@ -55,6 +55,17 @@ std::optional<Settings> parse(int argc, char** argv, bool speaks) {
   app.add_flag("--deferred-init", s.deferred_init,
                "Build the model in files (zero::DeferredInit): it may be larger than memory");
   app.add_flag("--explain", s.explain, "After training: what a step sends and when, in words (rank 0)");
+  auto* save = app.add_option("--save", s.save,
+                              "Directory for checkpoints: at the end, at SIGTERM (which ends the run after the step), and");
+  app.add_option("--save-every", s.save_every, "after so many steps, in the background")
+      ->check(CLI::PositiveNumber)
+      ->needs(save);
+  app.add_option("--keep", s.keep, "Newest checkpoints that stay; 0: all")
+      ->check(CLI::NonNegativeNumber)
+      ->needs(save)
+      ->capture_default_str();
+  app.add_option("--resume", s.resume, "Go on from the newest good checkpoint of this directory, if there is one");
+  app.add_option("--export", s.export_to, "After training: write the model to this file in safetensors' format, float32");
   app.add_option("--json", s.json, "Write measurements to this file (rank 0)");
   app.add_option("--generate", s.generate, "Bytes of text to generate after training")->check(CLI::NonNegativeNumber);
   app.add_option("--prompt", s.prompt, "What generated text begins with")->capture_default_str();
@@ -68,6 +79,8 @@ std::optional<Settings> parse(int argc, char** argv, bool speaks) {
     if (s.quickstart && s.plain) throw CLI::ValidationError("--plain", "can't be combined with --quickstart");
     if (s.plain && s.dtype == "float16")
       throw CLI::ValidationError("--dtype float16", "needs a loss scale, which --plain has not");
+    if ((s.plain || s.quickstart) && (!s.save.empty() || !s.resume.empty() || !s.export_to.empty()))
+      throw CLI::ValidationError("--save, --resume, --export", "can't be combined with --plain or --quickstart");
     if (s.plain && s.device != "cpu") throw CLI::ValidationError("--device", "can't be combined with --plain");
     if (s.text.empty() && !s.info && s.write_weights.empty()) throw CLI::RequiredError("--text");
   } catch (const CLI::CallForHelp&) {

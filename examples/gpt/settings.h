@@ -27,6 +27,10 @@ struct Settings {
   std::int64_t memory_budget = 0;  ///< 0: the library's default
   bool deferred_init = false;
   bool explain = false;
+  std::string save;  ///< directory of checkpoints; empty: none are made
+  std::int64_t save_every = 0, keep = 3;
+  std::string resume;
+  std::string export_to;
   std::string json;
   std::int64_t generate = 0;
   std::string prompt = "#include <";

@@ -96,7 +96,7 @@ class ZERO_API ZeroOptimizer : public torch::optim::Optimizer {
   /// before have taught. For people; doesn't communicate.
   std::string explain() const;
 
-  /// What the last step did.
+  /// What the last step did. For parameters on a GPU it waits until that is over; nothing else of a step does.
   const StepReport& last_step() const;
 
   /// Bytes this rank keeps now, from the tensors themselves.
@@ -114,8 +114,13 @@ class ZERO_API ZeroOptimizer : public torch::optim::Optimizer {
   /// The wrapped class's name, e.g. "AdamW".
   const std::string& wrapped_name() const;
 
-  /// Archives have the wrapped class's own layout. At stage 0 and in a world of one, where this rank has the whole state.
-  /// @throws c10::Error at stage 1 with more ranks: sharded checkpoints are not there yet.
+  /// Collective. Makes the whole state on this rank, for save(), until the next step or load. At stage 0 and in a world of one it is
+  /// there anyway and nothing happens. Sends the state once more, 8Ψ(N−1)/N bytes for Adam in float32, and keeps 8Ψ bytes where
+  /// `keep`: the ranks that are going to call save(). For anything large, zero::save() (zero/checkpoint.h) writes shards instead.
+  void consolidate_state(bool keep = true);
+
+  /// Archives have the wrapped class's own layout: plain torch::optim reads them. Doesn't communicate: one rank may call it alone.
+  /// @throws c10::Error where this rank has only a part of the state: call consolidate_state() before, on every rank.
   void save(torch::serialize::OutputArchive& archive) const override;
   /// Reads an archive of the wrapped class, at any stage and world size; every rank reads the whole archive and keeps its part.
   void load(torch::serialize::InputArchive& archive) override;

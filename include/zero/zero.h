@@ -1,6 +1,7 @@
 // Everything that a trainer needs. (zero/mpi.h, which includes mpi.h, is apart.)
 #pragma once
 
+#include "zero/checkpoint.h"
 #include "zero/communicator.h"
 #include "zero/deferred_init.h"
 #include "zero/gather.h"

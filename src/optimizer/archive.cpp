@@ -34,7 +34,7 @@ constexpr const char* kExtras = "zero";
 void ZeroOptimizer::Impl::save_extras(torch::serialize::OutputArchive& archive) const {
   torch::serialize::OutputArchive ours;
   for (std::size_t i = 0; i < parameters.size(); ++i)
-    if (const auto* master = masters.find(static_cast<int>(i)))
+    if (const auto* master = whole_master(static_cast<int>(i)))
       ours.write("master" + std::to_string(i), *master, /*is_buffer=*/true);
   if (scaling) {
     const auto& s = scaling->state;
@@ -69,26 +69,25 @@ void ZeroOptimizer::Impl::load_extras(torch::serialize::InputArchive& archive) {
 
 void ZeroOptimizer::save(torch::serialize::OutputArchive& archive) const {
   auto& impl = *impl_;
-  ZERO_CHECK(!impl.attached() || impl.replicated(),
-             "saving a sharded optimizer: this rank has only its part of the state, and "
-             "sharded checkpoints are not there yet. Save at stage 0, or in a world of one");
   impl.read_step();
-  auto& state = const_cast<ZeroOptimizer*>(this)->state_;
-  const Lent lent(*impl.inner, param_groups_);
-  std::swap(impl.inner->state(), state);
-  try {
-    impl.inner->save(archive);
-  } catch (...) {
+  impl.with_whole_state([&](StateMap& state) {
+    const Lent lent(*impl.inner, param_groups_);
     std::swap(impl.inner->state(), state);
-    throw;
-  }
-  std::swap(impl.inner->state(), state);
+    try {
+      impl.inner->save(archive);
+    } catch (...) {
+      std::swap(impl.inner->state(), state);
+      throw;
+    }
+    std::swap(impl.inner->state(), state);
+  });
   impl.save_extras(archive);
 }
 
 void ZeroOptimizer::load(torch::serialize::InputArchive& archive) {
   auto& impl = *impl_;
   impl.read_step();  // what is loaded counts, not what a device comes to know later
+  impl.consolidated.reset();
   {
     const Lent lent(*impl.inner, param_groups_);
     impl.inner->state().clear();

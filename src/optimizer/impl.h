@@ -28,6 +28,8 @@
 namespace zero {
 
 struct LossScaling;
+struct Consolidated;   // src/checkpoint/consolidate.cpp
+class BackgroundSave;  // src/checkpoint/background_save.h
 
 struct ZeroOptimizer::Impl {
   Impl(std::unique_ptr<torch::optim::Optimizer> inner, const Options& options);
@@ -53,6 +55,7 @@ struct ZeroOptimizer::Impl {
 
   // --- overflow.cpp
   void use_loss_scaling(std::shared_ptr<LossScaling> made);
+  void forget_replaced_masters();
 
   // --- on_device.cpp
   /// Where a device has decided the last step: the host waits for it, and is told.
@@ -73,6 +76,18 @@ struct ZeroOptimizer::Impl {
   void broadcast_whole(const std::vector<int>& parameters, int root);
   std::vector<LocalShard> local_shards() const;
 
+  // --- src/checkpoint/consolidate.cpp
+  /// Collective. The whole state of every parameter, kept where `keep`.
+  void consolidate(bool keep);
+  /// Lends the whole state to `body`: this rank's own where it has all of it. @throws where it hasn't.
+  void with_whole_state(const std::function<void(StateMap& state)>& body);
+  /// A parameter's master, whole; null if there is none.
+  const at::Tensor* whole_master(int parameter) const;
+
+  // --- src/checkpoint/background_save.cpp
+  /// What has become of a save in the background, once: words for an error, or empty.
+  std::string take_background_problem();
+
   // --- explain.cpp
   std::string explain() const;
 
@@ -89,6 +104,8 @@ struct ZeroOptimizer::Impl {
   bool averages() const { return comm.size() > 1 || divisor() != 1 || weighted(); }
   /// Collective: the start of a call that needs no gradients.
   void meet_for(Call call, const std::string& problem);
+  /// The same, and what has changed since the last step is followed: groups, parameters that were replaced.
+  void meet_between_steps(Call call, const std::string& problem);
   /// Waits until no reader looks at parameters; readers wait meanwhile.
   std::unique_lock<std::shared_timed_mutex> lock_out_readers();
   /// What a rank updates of a bucket, and the elements that makes.
@@ -121,7 +138,9 @@ struct ZeroOptimizer::Impl {
   std::unique_ptr<DeviceStep>
       device_step;  ///< where the scalars of a step are in a device's memory; null: parameters on the CPU
   std::unique_ptr<Updater> fused, elementwise;
-  std::shared_ptr<LossScaling> scaling;  ///< null: losses aren't scaled
+  std::shared_ptr<LossScaling> scaling;        ///< null: losses aren't scaled
+  std::shared_ptr<Consolidated> consolidated;  ///< null: not asked for since the last step
+  std::shared_ptr<BackgroundSave> saving;      ///< the last one, until it has been asked for
 
   StepReport report;   ///< of the last step; see unread
   StepReport pending;  ///< of the step that is being made: what clip_grad_norm_ has done already
@@ -211,7 +230,6 @@ struct ZeroOptimizer::Impl {
   static std::string reason_of(const StepReport& skipped, bool at_minimum, double scale);
   void end_loss_scaling();
   void told_of_overflow(bool at_minimum);
-  void forget_replaced_masters();
 
   std::vector<char> present;  ///< per parameter: some rank has a gradient, in the call that is being made
 };

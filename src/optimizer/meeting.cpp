@@ -72,6 +72,14 @@ const char* name_of(Call call) {
       return "unshard()";
     case Call::kEdit:
       return "edit_local_shards()";
+    case Call::kSave:
+      return "zero::save()";
+    case Call::kLoad:
+      return "zero::load()";
+    case Call::kExport:
+      return "zero::export_model()";
+    case Call::kConsolidate:
+      return "consolidate_state()";
     case Call::kJoined:
       return "Join (out of data)";
   }
@@ -118,6 +126,32 @@ void ZeroOptimizer::Impl::meet_for(Call call, const std::string& problem) {
   const auto all = meet(mine);
   ZERO_CHECK(std::none_of(all.begin(), all.end(), [](const Message& m) { return m.header.call == Call::kJoined; }),
              name_of(call), ": a rank that is out of data (Join) could not follow");
+}
+
+void ZeroOptimizer::Impl::meet_between_steps(Call call, const std::string& problem) {
+  ZERO_CHECK(attached(), name_of(call), ": the optimizer has no communicator yet; call attach(comm) first, on every rank");
+  read_step();  // what a device has counted is a part of the state
+  Message mine;
+  mine.header = call_of(call);
+  mine.problem = problem;
+  try {
+    if (mine.problem.empty()) mine.header.needs_set_up = needs_set_up();
+    if (paged && mine.problem.empty()) mine.problem = paged->problem();
+    if (mine.problem.empty() && !mine.header.needs_set_up)
+      for (std::size_t i = 0; i < parameters.size(); ++i)
+        if (parameters[i].active && residents->moved(static_cast<int>(i))) mine.header.moved = 1;
+  } catch (const c10::Error& e) {
+    mine.problem = e.what_without_backtrace();
+  }
+  const auto all = meet(mine);
+  for (const auto& m : all)
+    ZERO_CHECK(m.header.call != Call::kJoined, name_of(call), ": a rank that is out of data (Join) could not follow");
+  const auto any = [&](auto member) {
+    return std::any_of(all.begin(), all.end(), [&](const Message& m) { return m.header.*member != 0; });
+  };
+  if (any(&Header::needs_set_up)) set_up({});
+  if (any(&Header::moved) && paged) paged->leave_moved(name_of(call));
+  forget_replaced_masters();
 }
 
 void ZeroOptimizer::Impl::check(const std::vector<Message>& all) const {
@@ -189,6 +223,7 @@ Message ZeroOptimizer::Impl::entry_message(const Header& call, Facts& options_no
       mine.header.unchanged = reducer->keeps() && gradients->unchanged();
       mine.problem = gradients->problem();
       if (paged && mine.problem.empty() && call.call == Call::kStep) mine.problem = paged->problem();
+      if (mine.problem.empty() && call.call == Call::kStep) mine.problem = take_background_problem();
       mine.flags = gradients->flags();
     }
     mine.flags.resize(parameters.size(), 0);

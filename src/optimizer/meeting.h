@@ -23,6 +23,10 @@ enum class Call : std::int32_t {
   kGather,
   kUnshard,
   kEdit,
+  kSave,
+  kLoad,
+  kExport,
+  kConsolidate,
   kJoined
 };
 

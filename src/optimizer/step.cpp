@@ -285,6 +285,7 @@ void ZeroOptimizer::Impl::step_entered() {
   report = pending;
   unread = device_step != nullptr;
   pending = StepReport{};
+  consolidated.reset();  // of the step before
   end_loss_scaling();
 }
 

@@ -112,6 +112,8 @@ OperatorAccess read_schema(const c10::OperatorHandle& op) {
     } else if (alias != nullptr && alias->isWrite()) {
       access = is_overwriting(name) && !argument.is_out() ? Access::overwrites : Access::writes;
     }
+    // set_() asks the memory that it leaves whether the new one is the same, which a released one doesn't answer: torch::load(model).
+    if (name == "aten::set_" && alias != nullptr && alias->isWrite()) access = Access::reads;
     out.arguments.push_back(access);
   }
   const bool in_place = !schema.arguments().empty() && schema.arguments()[0].alias_info() != nullptr &&
