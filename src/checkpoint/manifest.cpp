@@ -76,7 +76,15 @@ Manifest merge(const std::vector<Manifest>& parts) {
 
 void check_complete(const Manifest& manifest, const std::string& where) {
   std::set<TensorEntry::Key> seen;
+  std::map<std::string, const TensorEntry*> parameters;
+  for (const auto& tensor : manifest.tensors)
+    if (tensor.kind == "parameter") parameters.emplace(tensor.name, &tensor);
   for (const auto& tensor : manifest.tensors) {
+    if (tensor.kind == "state" || tensor.kind == "master") {
+      const auto parameter = parameters.find(tensor.name);
+      if (parameter == parameters.end() || parameter->second->shape != tensor.shape)
+        ZERO_FAIL(where, ": ", tensor.title(), " has another shape than its parameter, or that is missing");
+    }
     ZERO_CHECK(seen.insert(tensor.key()).second, where, ": ", tensor.title(), " is there twice");
     ZERO_CHECK(tensor.strides.size() == tensor.shape.size(), where, ": ", tensor.title(), " has other strides than dimensions");
     for (const auto size : tensor.shape) ZERO_CHECK(size >= 0, where, ": ", tensor.title(), " has a negative size");

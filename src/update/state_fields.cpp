@@ -203,7 +203,7 @@ std::string archive_of_options(torch::optim::Optimizer& inner, const Groups& gro
   for (const auto& group : groups) lent.add(group);
   OutputArchive archive;
   inner.save(archive);
-  const auto bytes = bytes_of(archive);
+  auto bytes = bytes_of(archive);
   InputArchive read;
   read_archive(read, bytes);
   c10::IValue groups_value;

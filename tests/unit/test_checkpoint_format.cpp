@@ -259,6 +259,9 @@ TEST_CASE("parts that don't make whole tensors are no checkpoint") {
   m.tensors.push_back(m.tensors[0]);
   expect_error({"twice"}, [&] { check_complete(m, "here"); });
   m = whole;
+  m.tensors.push_back({"state", "b", "exp_avg", "F32", {3}, {1}, {{0, 0, 3, m.tensors[0].fragments[0].offset, 0}}});
+  expect_error({"exp_avg of 'b'", "another shape"}, [&] { check_complete(m, "here"); });
+  m = whole;
   m.tensors[0].fragments[0].file = 9;
   expect_error({"impossible"}, [&] { check_complete(m, "here"); });
 }
