@@ -15,7 +15,7 @@
 #include "core/wrapped.h"
 #include "layout/layout.h"
 #include "optimizer/meeting.h"
-#include "precision/master_weights.h"
+#include "update/master_weights.h"
 #include "precision/precision.h"
 #include "reduce/gradients.h"
 #include "reduce/reducer.h"

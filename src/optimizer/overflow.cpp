@@ -10,6 +10,11 @@
 
 namespace zero {
 
+LossScaler::LossScaler(ZeroOptimizer& optimizer, const LossScalerOptions& options)
+    : state_(std::make_shared<LossScaling>(options)) {
+  optimizer.impl().use_loss_scaling(state_);
+}
+
 void ZeroOptimizer::Impl::use_loss_scaling(std::shared_ptr<LossScaling> made) {
   ZERO_CHECK(scaling == nullptr, "LossScaler: this optimizer has one already; copy that one");
   scaling = std::move(made);

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "core/check.h"
-#include "optimizer/impl.h"
 #include "precision/loss_scaling.h"
 
 namespace zero {
@@ -71,11 +70,6 @@ void LossScaling::describe(Facts& out, bool with_state) const {
   out.emplace_back("LossScalerOptions::hysteresis", std::to_string(options.hysteresis()));
   out.emplace_back("LossScalerOptions::minimum", exact(options.minimum()));
   out.emplace_back("LossScalerOptions::fail_at_minimum", options.fail_at_minimum() ? "true" : "false");
-}
-
-LossScaler::LossScaler(ZeroOptimizer& optimizer, const LossScalerOptions& options)
-    : state_(std::make_shared<LossScaling>(options)) {
-  optimizer.impl().use_loss_scaling(state_);
 }
 
 at::Tensor LossScaler::scale(const at::Tensor& loss) const {

@@ -12,7 +12,7 @@
 
 #include "core/parameter.h"
 #include "core/wrapped.h"
-#include "precision/master_weights.h"
+#include "update/master_weights.h"
 #include "precision/precision.h"
 #include "update/piece.h"
 

@@ -1,4 +1,4 @@
-#include "precision/master_weights.h"
+#include "update/master_weights.h"
 
 #include <ATen/ops/where.h>
 
