@@ -209,7 +209,7 @@ TEST_CASE("B46 files have their tensors' bytes and no more, the state once, and 
       }
       comm.barrier();
       const auto grown = resident_kib() - after_two;
-      expect(grown <= 1024, "resident memory has grown by ", grown, " KiB");
+      expect(kInstrumented || grown <= 1024, "resident memory has grown by ", grown, " KiB");
       const auto manifest = read_manifest(path);
       expect(manifest.files.size() == 2, "files");
       std::vector<std::int64_t> own(2, 0);

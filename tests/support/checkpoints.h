@@ -12,6 +12,13 @@
 
 namespace checkpoints {
 
+/// A sanitizer keeps memory that is freed: resident memory says nothing then.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kInstrumented = true;
+#else
+constexpr bool kInstrumented = false;
+#endif
+
 using namespace training;
 using zero::Communicator;
 
