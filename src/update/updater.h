@@ -12,8 +12,8 @@
 
 #include "core/parameter.h"
 #include "core/wrapped.h"
-#include "update/master_weights.h"
 #include "precision/precision.h"
+#include "update/master_weights.h"
 #include "update/piece.h"
 
 namespace zero {
