@@ -159,7 +159,31 @@ TEST_CASE("a peer that fails while this rank waits for NCCL or its device is nam
     device.synchronize();
   });
   CHECK(told == 1);
-  CHECK(fake::nccl_state().aborts == 1);  // the other one has nothing under way
+  CHECK(fake::nccl_state().aborts == 2);  // also the rank that has nothing under way: it must not wait for the other
+}
+
+// Whatever its device is about when the communicator ends: nobody waits in ncclCommFinalize for a rank that doesn't come.
+TEST_CASE("a rank that has failed, or whose peer has, ends its communicator by itself") {
+  for (const bool busy : {false, true}) {
+    std::atomic<bool> failed{false};
+    std::vector<std::vector<float>> numbers(3,
+                                            std::vector<float>(100, 1.0f));  // outlives the ranks: the device may still write
+    Run how;
+    how.ranks = 3;
+    run_nccl(how, [&](const Communicator& comm, fake::FakeDevice& device) {
+      comm.all_reduce(at::from_blob(numbers[static_cast<std::size_t>(comm.rank())].data(), {100}, at::kFloat));
+      if (!busy) device.synchronize();
+      comm.barrier();
+      if (comm.rank() == 1) {
+        comm.fail("no more paper");
+        failed = true;
+      }
+      while (!failed) nap(1);
+    });
+    INFO("busy " << busy);
+    CHECK(fake::nccl_state().aborts == 3);
+    CHECK(fake::nccl_state().finalizes == 0);
+  }
 }
 
 TEST_CASE("an exception that unwinds the communicator aborts it and reaches the peers") {

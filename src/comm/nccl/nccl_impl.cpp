@@ -63,13 +63,14 @@ NcclImpl::NcclImpl(Communicator control, std::shared_ptr<NcclComm> comm)
       exceptions_(std::uncaught_exceptions()),
       probe_(comm_->device()) {}
 
-// Local, as far as it can be: a rank that has failed, or whose peers have, doesn't wait for anybody.
+// Local, as far as it can be: a rank that has failed, or whose peers have, doesn't wait for anybody: ncclCommFinalize would.
 NcclImpl::~NcclImpl() {
   try {
     if (broken_ != nullptr || std::uncaught_exceptions() > exceptions_) {
       comm_->abort();
       return;
     }
+    check();
     const OnDevice here(device_);
     device_.record(over_, comm_->stream());
     const auto began = Clock::now();
@@ -78,6 +79,8 @@ NcclImpl::~NcclImpl() {
       if (Clock::now() - began > comm_->policy.timeout) ZERO_FAIL("the device doesn't get on");
     });
     comm_->finish(kFinish);
+  } catch (const PeerFailure&) {
+    comm_->abort();
   } catch (const std::exception& error) {
     fail(error.what());
     comm_->abort();
