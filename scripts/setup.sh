@@ -7,10 +7,11 @@ setup_usage() {
 usage: scripts/setup.sh [--ci]
 
 Installs what is missing, and nothing else:
-  * Debian packages: compiler, CMake, Ninja, Open MPI, Catch2, Fashion-MNIST and the like (--ci: clang-format and clang-tidy too);
+  * Debian packages: compiler, CMake, Ninja, Open MPI, Catch2, Fashion-MNIST and the like;
   * LibTorch from PyPI, in a virtual environment in the user's cache, shared by all clones (2 GB to download, 5 GB on disk);
   * safetensors for Python into the same environment: a test reads with it what the library exports;
-  * nvcc from PyPI into the same environment, where there is no CUDA toolkit.
+  * nvcc from PyPI into the same environment, where there is no CUDA toolkit;
+  * with --ci: clang-format and clang-tidy from PyPI, in an environment of their own (scripts/format.sh and tidy.sh do it, too).
 
 environment:
   Torch_DIR, CMAKE_PREFIX_PATH, ZERO_TORCH_ROOT   a LibTorch that is there already: it is used, nothing is downloaded from PyPI
@@ -24,7 +25,9 @@ zero_nvcc_requirement='cuda-toolkit[nvcc,cudart,cccl,crt,nvvm]==13.0.2'  # the t
 zero_safetensors_requirement='safetensors==0.8.0'  # a test reads exports with it
 zero_packages=(g++ cmake ninja-build git ccache openmpi-bin libopenmpi-dev catch2 libcli11-dev nlohmann-json3-dev libxxhash-dev
                python3 python3-venv iproute2 ca-certificates dataset-fashion-mnist)
-zero_ci_packages=(clang-format clang-tidy)
+# From PyPI: every version of clang-format formats differently, and clang-tidy before 22 takes three times as long, for it walks
+# through LibTorch's headers.
+zero_checkers=(clang-format==14.0.6 clang-tidy==22.1.8)
 
 zero_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 zero_cache=${ZERO_CACHE_DIR:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/zero}
@@ -179,25 +182,15 @@ has_cuda_toolkit() {
     command -v nvcc >/dev/null
 }
 
-download_nvcc() {
-  local venv=$1
+# add_to_venv <venv> <mark> <requirement>...   once, which the file <mark> in it says; one set-up at a time.
+add_to_venv() {
+  local venv=$1 mark=$1/$2
+  shift 2
   exec 9>"$zero_cache/lock"
   flock 9
-  if [[ ! -e $venv/.complete-nvcc ]]; then
-    say "no CUDA toolkit here: installing nvcc from PyPI into $venv"
-    pip_install "$venv" "$zero_nvcc_requirement"
-    touch "$venv/.complete-nvcc"
-  fi
-  exec 9>&-
-}
-
-download_safetensors() {
-  local venv=$1
-  exec 9>"$zero_cache/lock"
-  flock 9
-  if [[ ! -e $venv/.complete-safetensors ]]; then
-    pip_install "$venv" "$zero_safetensors_requirement"
-    touch "$venv/.complete-safetensors"
+  if [[ ! -e $mark ]]; then
+    pip_install "$venv" "$@"
+    touch "$mark"
   fi
   exec 9>&-
 }
@@ -212,11 +205,26 @@ setup_torch() {
   venv=$zero_cache/torch-$zero_torch_version-py$("$python" -c 'import sys; print("%d%d" % sys.version_info[:2])')
   [[ -e $venv/.complete ]] || download_torch "$venv" "$python"
   if [[ ${ZERO_WITH_CUDA:-AUTO} != OFF && ! -e $venv/.complete-nvcc ]] && ! has_cuda_toolkit; then
-    download_nvcc "$venv"
+    say "no CUDA toolkit here: installing nvcc from PyPI into $venv"
+    add_to_venv "$venv" .complete-nvcc "$zero_nvcc_requirement"
   fi
-  [[ -e $venv/.complete-safetensors ]] || download_safetensors "$venv"
+  [[ -e $venv/.complete-safetensors ]] || add_to_venv "$venv" .complete-safetensors "$zero_safetensors_requirement"
   zero_torch_root=$(torch_root_of "$venv") || die "no LibTorch in $venv: remove that folder and run this again"
   say "LibTorch: $zero_torch_root"
+}
+
+# Puts clang-format and clang-tidy in front of PATH.
+setup_checkers() {
+  local python venv
+  venv=$zero_cache/$(IFS=-; printf '%s' "${zero_checkers[*]//==/-}")
+  if [[ ! -e $venv/.complete ]]; then
+    python=$(find_python)
+    mkdir -p "$zero_cache"
+    say "installing ${zero_checkers[*]} from PyPI into $venv"
+    [[ -x $venv/bin/python ]] || "$python" -m venv "$venv" || die "$python could not make a virtual environment in $venv"
+    add_to_venv "$venv" .complete "${zero_checkers[@]}"
+  fi
+  PATH=$venv/bin:$PATH
 }
 
 # --- building, for the scripts that source this -----------------------------------------------------------------------------------
@@ -254,12 +262,14 @@ mpi_environment() {
 }
 
 if [[ ${BASH_SOURCE[0]} == "$0" ]]; then
+  checkers=0
   case ${1:-} in
     '') ;;
-    --ci) zero_packages+=("${zero_ci_packages[@]}") ;;
+    --ci) checkers=1 ;;
     -h | --help) setup_usage; exit 0 ;;
     *) die "unknown option $1 (see --help)" ;;
   esac
   setup_packages "${zero_packages[@]}"
   setup_torch
+  if ((checkers)); then setup_checkers; fi
 fi

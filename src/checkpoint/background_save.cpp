@@ -32,7 +32,7 @@ void BackgroundSave::run() {
   write_problem_ = attempt([this] { write(); });
   written_.set_value();
   if (write_problem_.empty()) {
-    if (plan_.commit) problem_ = attempt([this] { commit(); });
+    if (auto& folder = plan_.commit) problem_ = attempt([&] { commit(*folder); });
   } else {
     problem_ = write_problem_;
     if (!plan_.commit) (void)attempt([this] { checkpoint::write_whole(note(plan_.rank), kFailed + write_problem_); });
@@ -50,7 +50,7 @@ void BackgroundSave::write() {
   checkpoint::write_whole(note(plan_.rank), checkpoint::to_json(manifest));
 }
 
-void BackgroundSave::commit() {
+void BackgroundSave::commit(checkpoint::NewFolder& folder) {
   const auto deadline = std::chrono::steady_clock::now() + plan_.timeout;
   std::vector<checkpoint::Manifest> parts;
   for (int r = 0; r < plan_.ranks; ++r) {
@@ -67,7 +67,7 @@ void BackgroundSave::commit() {
   const auto whole = checkpoint::merge(parts);
   checkpoint::check_complete(whole, plan_.folder);
   for (int r = 0; r < plan_.ranks; ++r) checkpoint::remove_all(note(r));
-  plan_.commit->commit(checkpoint::to_json(whole), plan_.keep);
+  folder.commit(checkpoint::to_json(whole), plan_.keep);
 }
 
 std::string BackgroundSave::wait(const Communicator& comm) {

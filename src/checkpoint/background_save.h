@@ -39,7 +39,7 @@ class BackgroundSave {
  private:
   void run();
   void write();
-  void commit();
+  void commit(checkpoint::NewFolder& folder);
   std::string note(int rank) const;
 
   Plan plan_;

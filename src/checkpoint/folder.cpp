@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -21,8 +22,8 @@
 namespace zero::checkpoint {
 namespace {
 
-const std::string kStep = "step-";
-const std::string kTemporary = ".tmp-";
+constexpr std::string_view kStep = "step-";
+constexpr std::string_view kTemporary = ".tmp-";
 
 // The number of "step-00000012", or -1.
 std::int64_t step_of(const std::string& name) {
@@ -61,7 +62,7 @@ void remove_leftovers(const std::string& directory) {
 }
 
 std::string temporary_name(const std::string& directory, const std::string& what) {
-  std::string path = directory + "/" + kTemporary + what + "-XXXXXX";
+  std::string path = directory + "/" + std::string(kTemporary) + what + "-XXXXXX";
   if (::mkdtemp(path.data()) == nullptr)
     ZERO_FAIL("can't make a folder in ", directory, ": ", std::generic_category().message(errno));
   // As an ordinary folder: mkdtemp's are the user's alone.
@@ -103,7 +104,7 @@ NewFolder NewFolder::make(const std::string& directory, std::int64_t step) {
     sync_folder(parent.empty() ? "." : parent);
   }
   remove_leftovers(directory);
-  auto path = temporary_name(directory, kStep + std::to_string(step));
+  auto path = temporary_name(directory, std::string(kStep) + std::to_string(step));
   const int lock = try_lock(path);
   return {directory, std::move(path), step, lock};
 }

@@ -108,7 +108,6 @@ std::string shard_name(int rank, int ranks) {
 
 std::vector<char> buffers_that_differ(const ZeroOptimizer::Impl& impl, const Contents& contents) {
   std::vector<std::uint64_t> sums(contents.loose.size(), 0);
-  std::string problem;
   for (std::size_t i = 0; i < sums.size(); ++i) {
     if (contents.loose[i].kind != "buffer") continue;
     const auto values = loose_values(contents.loose[i]).cpu();

@@ -65,9 +65,10 @@ std::vector<pid_t> meet(LaunchBoard& board, pid_t launcher, int rank, int ranks)
   std::vector<pid_t> pids(static_cast<std::size_t>(ranks));
   for (bool warned = false;;) {
     std::string missing;
-    for (int r = 0; r < ranks; ++r)
-      if ((pids[static_cast<std::size_t>(r)] = board.pids[r].load()) == 0)
-        missing += (missing.empty() ? "" : ", ") + std::to_string(r);
+    for (int r = 0; r < ranks; ++r) {
+      pids[static_cast<std::size_t>(r)] = board.pids[r].load();
+      if (pids[static_cast<std::size_t>(r)] == 0) missing += (missing.empty() ? "" : ", ") + std::to_string(r);
+    }
     if (missing.empty()) return pids;
     const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - began);
     ZERO_CHECK(waited < policy.timeout, "make_communicator: rank ", rank, " has waited ", readable(waited), " for rank(s) ",
@@ -85,6 +86,7 @@ std::vector<pid_t> meet(LaunchBoard& board, pid_t launcher, int rank, int ranks)
 
 Communicator join(const char* value) {
   int launcher = 0, fd = 0, rank = -1, ranks = 0;
+  // NOLINTNEXTLINE(bugprone-unchecked-string-to-number-conversion): a number that overflows is none of zero-run's either
   const int read = std::sscanf(value, "%d:%d:%d:%d", &launcher, &fd, &rank, &ranks);
   ZERO_CHECK(read == 4 && ranks >= 1 && ranks <= LaunchBoard::kMostRanks && rank >= 0 && rank < ranks, kLaunchVariable, "=",
              value, ": not what zero-run sets; start the program by `zero-run -n N program`");

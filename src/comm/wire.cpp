@@ -182,9 +182,10 @@ void Wire::tell(bool failed, int origin, const std::string& why) noexcept {
   for (int attempt = 0; attempt < 100 && done == 0; ++attempt) {
     if (MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE) != MPI_SUCCESS) break;
   }
-  if (done == 0)
-    static_cast<void>(
-        notice.release());  // MPI may still read it: a peer that takes no messages any more mustn't hold this rank up
+  if (done == 0) {
+    // MPI may still read it: a peer that takes no messages any more mustn't hold this rank up.
+    static_cast<void>(notice.release());  // NOLINT(bugprone-unused-return-value)
+  }
 }
 
 }  // namespace zero

@@ -110,10 +110,10 @@ Facts describe_options(WrappedClass kind, const OptimizerOptions& options, const
       break;
     }
     case WrappedClass::kOther:
-      // get_lr() is optional for a user's options; without it there is nothing generic to compare.
       try {
         out.emplace_back("lr of " + group, exact(options.get_lr()));
       } catch (const c10::Error&) {
+        // get_lr() is optional for a user's options; without it there is nothing generic to compare.
       }
       break;
   }

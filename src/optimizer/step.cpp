@@ -22,6 +22,7 @@ namespace {
 class Timed {
  public:
   explicit Timed(double& seconds) : seconds_(seconds), start_(std::chrono::steady_clock::now()) {}
+  // NOLINTNEXTLINE(modernize-use-equals-default): it writes through a reference
   ~Timed() { seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
   Timed(const Timed&) = delete;
   Timed& operator=(const Timed&) = delete;

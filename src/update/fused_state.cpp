@@ -44,10 +44,10 @@ FusedPiece FusedState::of(const Piece& piece, const OptimizerOptions& options, S
     out.master = {context_.masters.of(piece, parameter).data_ptr(), kernels::DType::f32};
   }
 
-  const auto entry = [&](auto state) {
+  const auto entry = [&](const auto& fresh) {
     auto& kept = states[parameter.tensor.unsafeGetTensorImpl()];
     out.is_new = kept == nullptr;
-    if (out.is_new) kept = std::make_unique<decltype(state)>();
+    if (out.is_new) kept = std::make_unique<std::decay_t<decltype(fresh)>>();
     out.state = kept.get();
   };
   switch (context_.kind) {

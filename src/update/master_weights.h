@@ -26,7 +26,7 @@ class MasterWeights {
   /// As if of() had never been called.
   void drop(int parameter) { masters_.erase(parameter); }
   /// Values for the next of(): the same elements, of a state that was saved.
-  void set(int parameter, at::Tensor values) { masters_[parameter] = std::move(values); }
+  void set(int parameter, at::Tensor values) { masters_.insert_or_assign(parameter, std::move(values)); }
   /// Takes in what has been written into a 16-bit parameter: for updates that know masters only.
   static void take_edits(const at::Tensor& master, const at::Tensor& parameter);
 

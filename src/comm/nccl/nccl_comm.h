@@ -31,7 +31,7 @@ class NcclComm {
   const NcclApi& api() const { return api_; }
   const std::shared_ptr<DeviceApi>& device() const { return device_; }
   DeviceApi::Stream stream() const { return stream_; }
-  cudaStream_t cuda_stream() const { return static_cast<cudaStream_t>(static_cast<DeviceApi::Stream>(stream_)); }
+  cudaStream_t cuda_stream() const { return static_cast<cudaStream_t>(stream()); }
   ncclComm_t get() const { return comm_; }
 
   /// Joins the ranks that have the same id, and waits until all have: settle().
