@@ -24,22 +24,25 @@ BackgroundSave::~BackgroundSave() {
   if (thread_.joinable()) thread_.join();
 }
 
-std::string BackgroundSave::note(int rank) const {
-  return plan_.folder + "/" + checkpoint::shard_name(rank, plan_.ranks) + ".note";
-}
+std::string BackgroundSave::file(int rank) const { return plan_.folder + "/" + checkpoint::shard_name(rank, plan_.ranks); }
+
+std::string BackgroundSave::note(int rank) const { return file(rank) + ".note"; }
 
 void BackgroundSave::run() {
   write_problem_ = attempt([this] { write(); });
-  written_.set_value();
-  if (write_problem_.empty()) {
-    if (auto& folder = plan_.commit) problem_ = attempt([&] { commit(*folder); });
-  } else {
-    problem_ = write_problem_;
-    if (!plan_.commit) (void)attempt([this] { checkpoint::write_whole(note(plan_.rank), kFailed + write_problem_); });
+  if (!write_problem_.empty()) {  // all of this before it is said to have written: the folder may be removed after that
+    (void)attempt([this] { checkpoint::remove_all(file(plan_.rank)); });  // on a full disk: room for the note
+    (void)attempt([this] { checkpoint::write_whole(note(plan_.rank), kFailed + write_problem_); });
   }
-  plan_.commit.reset();  // removes what isn't a checkpoint
+  written_.set_value();
+  const auto deadline = std::chrono::steady_clock::now() + plan_.timeout;
+  problem_ = plan_.commit && write_problem_.empty() ? attempt([&] { commit(*plan_.commit, deadline); }) : write_problem_;
   plan_.job = {};
   ended_ = true;
+  if (plan_.commit && !problem_.empty())  // a folder that somebody still writes to can't be removed
+    for (int r = 0; r < plan_.ranks; ++r)
+      if (r != plan_.rank) (void)await_note(r, deadline);
+  plan_.commit.reset();  // removes what isn't a checkpoint
 }
 
 void BackgroundSave::write() {
@@ -50,14 +53,20 @@ void BackgroundSave::write() {
   checkpoint::write_whole(note(plan_.rank), checkpoint::to_json(manifest));
 }
 
-void BackgroundSave::commit(checkpoint::NewFolder& folder) {
-  const auto deadline = std::chrono::steady_clock::now() + plan_.timeout;
+bool BackgroundSave::await_note(int rank, Deadline deadline) const {
+  while (checkpoint::size_of(note(rank)) < 0) {
+    if (cancelled_ || std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(kLook);
+  }
+  return true;
+}
+
+void BackgroundSave::commit(checkpoint::NewFolder& folder, Deadline deadline) {
   std::vector<checkpoint::Manifest> parts;
   for (int r = 0; r < plan_.ranks; ++r) {
-    while (checkpoint::size_of(note(r)) < 0) {
+    if (!await_note(r, deadline)) {
       if (cancelled_) ZERO_FAIL("it was given up");
-      if (std::chrono::steady_clock::now() > deadline) ZERO_FAIL("rank ", r, " has not written its part in time");
-      std::this_thread::sleep_for(kLook);
+      ZERO_FAIL("rank ", r, " has not written its part in time");
     }
     const auto text = checkpoint::read_whole(note(r));
     if (text.compare(0, std::string(kFailed).size(), kFailed) == 0)

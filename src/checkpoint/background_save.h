@@ -37,9 +37,13 @@ class BackgroundSave {
   std::string take_problem();
 
  private:
+  using Deadline = std::chrono::steady_clock::time_point;
   void run();
   void write();
-  void commit(checkpoint::NewFolder& folder);
+  void commit(checkpoint::NewFolder& folder, Deadline deadline);
+  /// @returns whether it is there; false when given up or too late
+  bool await_note(int rank, Deadline deadline) const;
+  std::string file(int rank) const;
   std::string note(int rank) const;
 
   Plan plan_;

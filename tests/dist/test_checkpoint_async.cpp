@@ -43,13 +43,15 @@ class FileLimit {
   rlimit before_{};
 };
 
-zero::checkpoint::Run run(std::int64_t begin, std::int64_t count, std::function<std::shared_ptr<const void>()> bytes) {
+using Bytes = std::function<std::shared_ptr<const void>()>;
+
+zero::checkpoint::Run run(std::int64_t begin, std::int64_t count, Bytes bytes) {
   return {{"parameter", "w", "", "F32", {8}, {1}, {}}, begin, count, std::move(bytes)};
 }
 
-// The saves of two ranks, four elements each; rank 1's are asked for by `bytes`.
-std::vector<std::string> two_ranks(const std::string& directory, std::function<std::shared_ptr<const void>()> bytes,
-                                   std::chrono::milliseconds timeout, bool rank_1_writes = true) {
+// The saves of two ranks, four elements each; rank 1's are asked for by `bytes`, rank 0's by `bytes_0` if given.
+std::vector<std::string> two_ranks(const std::string& directory, const Bytes& bytes, std::chrono::milliseconds timeout,
+                                   bool rank_1_writes = true, const Bytes& bytes_0 = nullptr) {
   static const std::vector<float> data{1, 2, 3, 4, 5, 6, 7, 8};
   std::vector<std::string> problems(2);
   auto folder = zero::checkpoint::NewFolder::make(directory, 1);
@@ -59,9 +61,8 @@ std::vector<std::string> two_ranks(const std::string& directory, std::function<s
     plan.rank = comm.rank(), plan.ranks = 2, plan.folder = path, plan.timeout = timeout;
     if (comm.rank() == 0) {
       plan.commit.emplace(std::move(folder));
-      plan.job.runs.push_back(run(0, 4, []() -> std::shared_ptr<const void> {
-        return {std::shared_ptr<void>(), data.data()};
-      }));
+      const auto good = []() -> std::shared_ptr<const void> { return {std::shared_ptr<void>(), data.data()}; };
+      plan.job.runs.push_back(run(0, 4, bytes_0 ? bytes_0 : good));
     } else {
       plan.job.runs.push_back(run(4, 4, bytes));
     }
@@ -150,4 +151,26 @@ TEST_CASE("one rank's thread that fails, or never writes: no checkpoint, and all
   REQUIRE(two_ranks(folder.path(), good, std::chrono::milliseconds(200), false)[0].find("rank 1 has not written") !=
           std::string::npos);
   REQUIRE(names_in(folder.path()) == std::vector<std::string>{"step-00000001"});
+}
+
+TEST_CASE("a save that failed on one rank leaves nothing, whoever ends last and however close together") {
+  const test::Folder folder;
+  const auto names = [&] { return names_in(folder.path()); };
+  static const std::vector<float> data{5, 6, 7, 8};
+  const Bytes fail = []() -> std::shared_ptr<const void> { throw std::runtime_error("the disk is on fire"); };
+  bool gone = true;
+  const auto slow = [&]() -> std::shared_ptr<const void> {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    gone = names().empty();  // others must not remove what this rank writes to
+    return {std::shared_ptr<void>(), data.data()};
+  };
+  for (const auto& problem : two_ranks(folder.path(), slow, std::chrono::seconds(10), true, fail))
+    REQUIRE(problem.find("rank 0: the disk is on fire") != std::string::npos);
+  REQUIRE_FALSE(gone);
+  REQUIRE(names().empty());
+  for (int k = 0; k < 300; ++k) {
+    INFO("round " << k);
+    (void)two_ranks(folder.path(), fail, std::chrono::seconds(10), true, k % 2 == 0 ? fail : Bytes());
+    REQUIRE(names().empty());
+  }
 }
